@@ -34,6 +34,7 @@ Out = Annotated[
 ]
 DataRoot = Annotated[Path | None, Option(help="folder that holds cifar-100-python/ and the like")]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:1")]
+WORKERS, SCHEDULER, SHARD = (RUN[name][0].__metadata__[0] for name in ("workers", "scheduler", "shard"))
 SEEDS = r"(?:-s\d+)?$"  # what networks of one name differ in; those without seeds are groups of one
 NEW = """# A study: landscape study run FILE. What is done is kept and not repeated.
 title = "{title}"
@@ -90,9 +91,9 @@ def run(
     out: Out = None,
     data_root: DataRoot = None,
     device: Device = "auto",
-    workers: Annotated[int, RUN["workers"][0]] = 1,
-    scheduler: Annotated[str, RUN["scheduler"][0]] = "",
-    shard: Annotated[str, RUN["shard"][0]] = "",
+    workers: Annotated[int, WORKERS] = 1,
+    scheduler: Annotated[str, SCHEDULER] = "",
+    shard: Annotated[str, SHARD] = "",
     quiet: Quiet = False,
     verbose: Verbose = False,
     debug: Debug = False,

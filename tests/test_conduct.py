@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from landscape.api import names_of_results
 from landscape.cli.main import exit_code
 from landscape.cli.study import carry_out, workers_of
 from landscape.plots import drawing
+from landscape.plots.figures import correlations
 from landscape.probe import NotApplicable
 from landscape.statistics.rounding import interval
 from landscape.statistics.seed_groups import mean_interval
@@ -157,6 +159,10 @@ def test_correlations_are_over_networks_with_their_seeds_kept_together(tmp_path:
     assert row.endswith("| -1, without an interval |")
     (file,) = drawing.draw_page("correlations", found.correlations, tmp_path)
     assert file.name == "correlations.png"
+    page = correlations.page([replace(one, groups=["a", "b"] * 6)] * 3)
+    page.draw_without_rendering()
+    left, right, _ = (ax.title.get_window_extent() for ax in page.axes)
+    assert left.x1 < right.x0
 
 
 def test_networks_over_values_are_drawn_as_a_diagram_and_measured_together_with_others(tmp_path: Path) -> None:
@@ -269,7 +275,9 @@ def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study
     monkeypatch.setattr("landscape.studies.conduct.Bar", Bar)
     text, wrong, *_ = conduct(study, tmp_path / "out", train=train, measure=measure)  # type: ignore[arg-type]
     steps = steps_of(study, ())
-    assert capsys.readouterr().err.count("note: a, seed 0: 1 / (trace.trace - 1) has no value") == 1  # after one seed
+    assert (
+        capsys.readouterr().err.count("note: a, seed 0 and 1 more: 1 / (trace.trace - 1) has no value") == 1
+    )  # after one seed
     assert shown == sorted(shown)  # one bar over epochs and units of the whole study
     assert (shown[0], shown[-1]) == ((0.5, len(steps)), (len(steps) - 1, len(steps)))  # less the last one, of b-s3
     progress = Progress.of(study, tmp_path / "out")
@@ -279,7 +287,7 @@ def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study
     ]
     assert set(states.values()) == {"done", "diverged"}
     assert "Diverged: 1 (b-s3)." in text
-    assert wrong[0].startswith("a, seed 0: 1 / (trace.trace - 1) has no value: it divides by zero")
+    assert wrong[0].startswith("a, seed 0 and 1 more: 1 / (trace.trace - 1) has no value: it divides by zero")
     assert "| sharper |" in text
 
 

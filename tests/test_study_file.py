@@ -164,6 +164,7 @@ def test_expressions_take_numbers_quantities_and_positions() -> None:
         return Expression(text, scope).value(scope)
 
     assert value("at(a['one of them'].drop, band=0.9) - 'gradient descent'.x.fact ** 2 / 2") == -0.5
+    assert value("max(a['one of them'].ape)") == 8
     assert value("ln(a['one of them']['ape']) / ln(2)") == pytest.approx(3)
     assert value("mean(a['one of them'].drop) + max(a['one of them'].drop) + -first(a['one of them'].drop)") == (
         pytest.approx(7 / 3 + 3)
@@ -172,7 +173,10 @@ def test_expressions_take_numbers_quantities_and_positions() -> None:
         ("1 / (a['one of them'].ape - 8)", "divides by zero"),
         ("a['one of them'].apee", "no quantity apee; did you mean ape"),
         ("a['one of them']['dropp']", "no number dropp"),
-        ("a['one of them'].drop", "has no value"),
+        ("a['one of them'].drop", "it is an array over band; take its mean"),
+        ("max(1, a['one of them'].ape)", "max takes values; got too many"),
+        ("at(a['one of them'].drop, band=-1)", "band has no -1, only 0.1, 0.3, 0.9"),
+        ("1e300 * a['one of them'].ape * 1e300", "it is infinite"),
         ("9 ** 9 ** 9 ** 9", "has no value"),
         ("1 + a['one of them'].unknown", "has no value: what it names has none"),
     ):

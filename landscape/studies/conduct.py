@@ -253,9 +253,9 @@ def _found(run: _Run, claims: Sequence[Claim]) -> Conducted:
     study, seeds = run.study, run.study.seeds[: len(run.seeds)]
     networks = [study.networks[name] for name in dict.fromkeys(name for name, _ in study.cells(claims))]
     trained = [one for one in networks if not one.full_batch]
-    wrong: list[str] = []
+    without: dict[str, list[str]] = {}
     values = {
-        (number, one.name): [_value(run, one.name, number, i, wrong) for i in range(len(seeds))]
+        (number, one.name): [_value(run, one.name, number, i, without) for i in range(len(seeds))]
         for number in study.numbers for one in trained
     }  # fmt: skip
     correlations = [
@@ -276,6 +276,7 @@ def _found(run: _Run, claims: Sequence[Claim]) -> Conducted:
     text += correlation_table(correlations) + "".join(map(diagram_table, diagrams))
     if diverged := [step.removesuffix(f" {TRAINING}") for step in run.progress.diverged]:
         text += f"\nDiverged: {len(diverged)} ({', '.join(diverged)}).\n"
+    wrong = [f"{where[0]}{f' and {len(where) - 1} more' * (len(where) > 1)}: {why}" for why, where in without.items()]
     if claims:
         decided = findings(claims, run.seeds)
         wrong += [why for one in decided for why in one.wrong]
@@ -283,15 +284,15 @@ def _found(run: _Run, claims: Sequence[Claim]) -> Conducted:
     return Conducted(text, list(dict.fromkeys(wrong)), correlations, diagrams)
 
 
-def _value(run: _Run, network: str, number: str, i: int, wrong: list[str]) -> float:
-    """A number of a network with the i-th seed; NaN where its results are not there, or it has no value, and why."""
+def _value(run: _Run, network: str, number: str, i: int, without: dict[str, list[str]]) -> float:
+    """A number of a network with the i-th seed; NaN where its results are not there, or it has no value: why, where."""
     results = run.seeds[i]
     if not all(need in results for need in run.study.needs(network, number)):
         return math.nan
     try:
         return float(run.study.scope(network, results)[number])
     except ValueError as error:
-        wrong.append(f"{network}, seed {run.study.seeds[i]}: {error}")
+        without.setdefault(str(error), []).append(f"{network}, seed {run.study.seeds[i]}")
         return math.nan
 
 

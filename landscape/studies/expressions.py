@@ -5,6 +5,7 @@ and arrays are added, subtracted, multiplied, divided and raised to a power, and
 """
 
 import ast
+import inspect
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -52,11 +53,13 @@ class Known(NamedTuple):
 
 def at(values: xr.DataArray, **place: float) -> Any:
     """The value nearest to a coordinate of every named axis, or at a position (from 0, or -1 from the end)."""
+    values = xr.DataArray(values)
     for axis, where in place.items():
-        if axis in values.coords:
-            values = values.sel({axis: where}, method="nearest", tolerance=EQUAL)
-        else:
-            values = values.isel({axis: int(where)})
+        if (named := axis in values.coords) and not (abs(values[axis] - where) <= EQUAL).any():
+            raise ValueError(
+                f"{axis} has no {where:g}, only {listed([f'{one:g}' for one in values[axis].values], LISTED)}"
+            )
+        values = values.sel({axis: where}, method="nearest") if named else values.isel({axis: int(where)})
     return _there(float(values)) if not values.ndim else values
 
 
@@ -77,11 +80,9 @@ def last(values: Any, axis: str = "") -> Any:
     return values.isel({axis: -1}) if axis else float(np.ravel(values)[-1])
 
 
-def _ln(value: Any) -> Any:
-    if isinstance(value, xr.DataArray) and value.ndim:
-        with np.errstate(divide="ignore", invalid="ignore"):  # a layer without a map has NaN and does not count
-            return np.log(value)
-    return math.log(value)
+def _each(array: Callable[[Any], Any], number: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of every value of an array, or of a number."""
+    return lambda value: array(value) if isinstance(value, xr.DataArray) and value.ndim else number(value)
 
 
 def change_across(data: xr.Dataset, values: Any, kind: str) -> float:
@@ -126,8 +127,9 @@ def _mean(values: Any) -> float:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "ln": _ln, "exp": np.exp, "sqrt": np.sqrt, "abs": abs, "at": at, "first": first, "last": last, "mean": _mean,
-    "max": lambda values: float(values.max()), "min": lambda values: float(values.min()),
+    "ln": _each(np.log, math.log), "exp": _each(np.exp, math.exp), "sqrt": _each(np.sqrt, math.sqrt), "abs": abs,
+    "at": at, "first": first, "last": last, "mean": _mean,
+    "max": lambda values: float(xr.DataArray(values).max()), "min": lambda values: float(xr.DataArray(values).min()),
     "change_across": change_across, "stage_ends": stage_ends, "first_against_rest": first_against_rest,
     "attention_ends": attention_ends, "ratios": ratios, "plateau": plateau,
 }  # fmt: skip
@@ -155,10 +157,17 @@ class Expression:
         NaN where there is nothing to take it of, such as a plateau that is not reached.
 
         Raises:
-            ValueError: a result has no such quantity or number, or it is NaN there, or the value is no single number.
+            ValueError: a result has no such quantity or number, or it is NaN there, or the value is no finite number.
         """
         try:
-            return float(self._compute(scope))
+            with np.errstate(all="ignore"):  # a layer without a map has NaN and does not count
+                value = self._compute(scope)
+            if isinstance(value, xr.DataArray) and value.ndim:
+                axes, axis = ", ".join(map(str, value.dims)), value.dims[0]
+                raise ValueError(f"it is an array over {axes}; take its mean, its max or first(..., '{axis}')")
+            if math.isinf(value):
+                raise ValueError("it is infinite")
+            return float(value)
         except (ArithmeticError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             said = "it divides by zero" if isinstance(error, ZeroDivisionError) else " ".join(str(error).split())
             raise ValueError(f"{self.text} has no value: {said[:200]}") from error
@@ -176,7 +185,7 @@ class Expression:
                 positive = inner(operand)
                 return lambda scope: -positive(scope)
             case ast.Call(func, arguments, keywords):
-                function = self._known_function(ast.unparse(func), keywords)
+                function = self._known_function(ast.unparse(func), arguments, keywords)
                 given, words = list(map(inner, arguments)), {str(word.arg): inner(word.value) for word in keywords}
                 return lambda scope: function(
                     *(one(scope) for one in given), **{name: one(scope) for name, one in words.items()}
@@ -193,10 +202,18 @@ class Expression:
                 return lambda scope: float(number)  # whole powers would have no end
         raise ValueError(f"{self.text}: {ast.unparse(node)[:60]} is not allowed; expected names, numbers, + - * / **")
 
-    def _known_function(self, name: str, keywords: Sequence[ast.keyword]) -> Callable[..., Any]:
+    def _known_function(
+        self, name: str, arguments: Sequence[ast.expr], keywords: Sequence[ast.keyword]
+    ) -> Callable[..., Any]:
         if name not in FUNCTIONS or any(word.arg is None for word in keywords):
             near = did_you_mean(name, FUNCTIONS)
             raise ValueError(f"{self.text}: there is no function {name}; expected {', '.join(FUNCTIONS)}{near}")
+        signature = inspect.signature(FUNCTIONS[name])
+        try:
+            signature.bind(*arguments, **{str(word.arg): word for word in keywords})
+        except TypeError as error:
+            takes = ", ".join(signature.parameters)
+            raise ValueError(f"{self.text}: {name} takes {takes}; got {error}") from error
         return FUNCTIONS[name]
 
     def _part(self, of: ast.expr, key: str, inner: Callable[[ast.expr], Compute], *, headline: bool) -> Compute:

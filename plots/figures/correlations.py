@@ -11,9 +11,9 @@ from landscape.studies.correlations import Correlation, in_words
 
 COLUMNS = 3  # panels side by side
 NOTE = (
-    "Points: means of networks over seeds, with 95 % intervals by Student's t. Tau: Kendall's rank correlation over "
-    "all networks, with its 95 % interval by resampling them with all their seeds{within}. A correlation over networks "
-    "of several kinds may be a difference between the kinds."
+    "Points: means of networks over seeds; error bars: 95 % intervals by Student's t, from four seeds on. Tau: "
+    "Kendall's rank correlation over all networks, with its 95 % interval by resampling them with all their "
+    "seeds{within}. A correlation over networks of several kinds may be a difference between the kinds."
 )
 
 
@@ -38,7 +38,7 @@ def draw(found: Correlation, ax: Axes, looks: dict[str, Look]) -> Axes:
             [x[0]], [y[0]], xerr=broken.bars(*x), yerr=broken.bars(*y), color=look.color, marker=look.marker,
             elinewidth=0.8, linestyle="none",
         )  # fmt: skip
-    within = f", within groups {in_words(found.within)}" if np.isfinite(found.within[0]) else ""
-    ax.set_title(escaped(f"tau {in_words(found.over_all)}{within}"), fontsize=style.SMALL)
+    within = f"\nwithin groups {in_words(found.within)}" if np.isfinite(found.within[0]) else ""
+    ax.set_title(f"tau {in_words(found.over_all)}{within}", fontsize=style.SMALL)
     ax.set(xlabel=escaped(found.names[0]), ylabel=escaped(found.names[1]))
     return ax
