@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,15 +42,9 @@ def hutchinson(
     """
     if products >= size:
         return exact(operator, size, device=device, dtype=dtype)
-    noted = _Noted(operator)
-    forms: list[Tensor] = []  # v' A v and |A v|^2 in turn
-    for k in range(products):
-        v = signs(size, derived_seed(seed, k), device=device, dtype=dtype)
-        image = noted(v)
-        forms += [torch.dot(v, image), _square(image)]
-    noted.require_finite()
-    values = _on_host(forms)
-    return TraceEstimate(*mean_and_standard_error(values[::2]), products, *mean_and_standard_error(values[1::2]))
+    vectors = (signs(size, derived_seed(seed, k), device=device, dtype=dtype) for k in range(products))
+    forms, squares = _forms(operator, vectors)
+    return TraceEstimate(*mean_and_standard_error(forms), products, *mean_and_standard_error(squares))
 
 
 def hutch_plus_plus(
@@ -64,28 +58,14 @@ def hutch_plus_plus(
     if products >= size:
         return exact(operator, size, device=device, dtype=dtype)
     rank = products // 3
-    noted = _Noted(operator)
     vectors = (signs(size, derived_seed(seed, k), device=device, dtype=dtype) for k in itertools.count())
-    sketch = torch.stack([noted(v) for v in itertools.islice(vectors, rank)], dim=1)
-    noted.require_finite()
-    basis = _range(sketch)[0]  # (n, rank)
-    forms: list[Tensor] = []  # q' A q and |A q|^2 in turn, then those of the complement
-
-    def note(v: Tensor) -> None:
-        image = noted(v)
-        forms.extend([torch.dot(v, image), _square(image)])
-
-    for q in basis.T:
-        note(q)
-    caught = len(forms)
-    for v in itertools.islice(vectors, products - rank - caught // 2):
-        note(v - basis @ (basis.T @ v))
-    noted.require_finite()
-    values = _on_host(forms)
+    basis = _range(torch.stack(_images(operator, itertools.islice(vectors, rank)), dim=1))[0]  # (n, rank)
+    left = itertools.islice(vectors, products - rank - basis.shape[1])
+    caught, rest = _forms(operator, basis.T), _forms(operator, (v - basis @ (basis.T @ v) for v in left))
     found = []
-    for of_one in (values[::2], values[1::2]):
-        rest, error = mean_and_standard_error(of_one[caught // 2 :])
-        found.append((sum(of_one[: caught // 2].tolist()) + rest, error))
+    for inside, outside in zip(caught, rest, strict=True):
+        mean, error = mean_and_standard_error(outside)
+        found.append((sum(inside.tolist()) + mean, error))
     return TraceEstimate(*found[0], products, *found[1])
 
 
@@ -113,15 +93,12 @@ def xtrace(
     w = torch.stack(
         [normal(size, derived_seed(seed, k), device=device, dtype=dtype) for k in range(m)], dim=1
     )  # (n, m)
-    noted = _Noted(operator)
-    y = torch.stack([noted(column) for column in w.T], dim=1)  # A W
-    noted.require_finite()
+    y = torch.stack(_images(operator, w.T), dim=1)  # A W
     basis, singular, right = _range(y)  # y = basis diag(singular) right, (n, r), (r,), (r, m)
     rank = len(singular)
     alone = right.square().sum(dim=0) > 1 - 1e-8  # columns whose direction the others do not span
     lost = torch.where(alone, right / singular[:, None], 0.0)  # (r, m), not normalised
-    mapped = [noted(column) for column in basis.T]  # A basis
-    noted.require_finite()
+    mapped = _images(operator, basis.T)  # A basis
     inside = _on_host([basis.T @ image for image in mapped]).reshape(rank, rank).T.contiguous()  # basis' A basis
     table = torch.stack(mapped) if mapped else basis.T
     gram = _on_host(list(table @ table.T)).reshape(rank, rank)  # basis' A^2 basis
@@ -184,16 +161,10 @@ def exact(operator: Operator, size: int, *, device: torch.device, dtype: torch.d
     Raises:
         FloatingPointError: a product is not finite.
     """
-    noted = _Noted(operator)
-    forms: list[Tensor] = []  # A_ii and |A e_i|^2 in turn
-    for i in range(size):
-        unit = torch.zeros(size, device=device, dtype=dtype)
-        unit[i] = 1.0
-        image = noted(unit)
-        forms += [image[i], _square(image)]
-    noted.require_finite()
-    values = _on_host(forms)
-    return TraceEstimate(sum(values[::2].tolist()), 0.0, size, sum(values[1::2].tolist()), 0.0)
+    places = torch.arange(size, device=device)
+    units = ((places == i).to(dtype) for i in range(size))
+    forms, squares = _forms(operator, units)
+    return TraceEstimate(sum(forms.tolist()), 0.0, size, sum(squares.tolist()), 0.0)
 
 
 def rounds_for(variances: np.ndarray, counts: np.ndarray, target: float, *, most: int) -> np.ndarray:
@@ -230,27 +201,30 @@ def _range(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q @ left[:, kept].to(q), singular[kept], right[kept]
 
 
-def _square(vector: Tensor) -> Tensor:
-    return torch.dot(vector, vector)
+def _products(operator: Operator, vectors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every vector with its product; whether products are finite is asked once, as each answer waits for the device.
+
+    Raises:
+        FloatingPointError: after the last one, a product is not finite.
+    """
+    finite = []
+    for v in vectors:
+        image = operator(v)
+        finite.append(image.isfinite().all())
+        yield v, image
+    if finite and not torch.stack(finite).all():
+        raise FloatingPointError("a Hessian product is not finite")
 
 
-class _Noted:
-    """An operator that notes on the device whether its products are finite: asking after each would wait for it."""
+def _images(operator: Operator, vectors: Iterable[Tensor]) -> list[Tensor]:
+    return [image for _, image in _products(operator, vectors)]
 
-    def __init__(self, operator: Operator) -> None:
-        self._operator = operator
-        self._finite: list[Tensor] = []
 
-    def __call__(self, vector: Tensor) -> Tensor:
-        product = self._operator(vector)
-        self._finite.append(product.isfinite().all())
-        return product
-
-    def require_finite(self) -> None:
-        """Raise FloatingPointError if a product since the last call was not finite."""
-        noted, self._finite = self._finite, []
-        if noted and not torch.stack(noted).all():
-            raise FloatingPointError("a Hessian product is not finite")
+def _forms(operator: Operator, vectors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Both v' A v and |A v|^2 of every vector, (vector,) float64 on the CPU."""
+    pairs = [torch.stack([torch.dot(v, image), torch.dot(image, image)]) for v, image in _products(operator, vectors)]
+    forms, squares = _on_host(pairs).view(len(pairs), 2).unbind(dim=1)
+    return forms, squares
 
 
 def _on_host(values: Sequence[Tensor]) -> Tensor:
