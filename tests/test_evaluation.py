@@ -18,6 +18,7 @@ from landscape.predictions.scores import sample_scores
 from landscape.probes.calibration import Calibration
 from landscape.statistics.calibration import (
     METRICS,
+    Resampled,
     SampleScores,
     bins,
     bootstrap,
@@ -268,12 +269,6 @@ def test_log_probabilities_and_logits_have_the_same_scores() -> None:
         sample_scores(logits, targets[:3])
 
 
-def test_weights_count_samples() -> None:
-    found = sample_scores(*predictions())
-    twice = SampleScores(*(np.repeat(getattr(found, name), 2) for name in found.__dataclass_fields__))
-    assert summary(found, np.full(500, 2.0)) == pytest.approx(summary(twice))
-
-
 def test_bootstrap_errors_of_means_equal_the_formula() -> None:
     found = sample_scores(*predictions())
     intervals = bootstrap(found, draws=2000)
@@ -290,9 +285,9 @@ def test_bootstrap_errors_of_means_equal_the_formula() -> None:
 def test_blocks_of_equal_samples_count_once() -> None:
     found = sample_scores(*predictions(100))
     copies = SampleScores(*(np.repeat(getattr(found, name), 9) for name in found.__dataclass_fields__))
-    by_block = bootstrap(copies, blocks=np.repeat(np.arange(100), 9))
-    assert by_block["nll"].error == pytest.approx(bootstrap(found)["nll"].error, rel=1e-9)
-    assert bootstrap(copies)["nll"].error < 0.5 * by_block["nll"].error
+    by_block = Resampled.of(np.add.reduceat(sums(copies), np.arange(0, 900, 9)), 1000, 0).interval("nll").error
+    assert by_block == pytest.approx(bootstrap(found)["nll"].error, rel=1e-9)
+    assert bootstrap(copies)["nll"].error < 0.5 * by_block
 
 
 def test_paired_differences_cancel_what_both_networks_share() -> None:

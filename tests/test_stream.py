@@ -16,10 +16,10 @@ from landscape.options import OptionError
 from landscape.plots.appearance import looks
 from landscape.plots.figures.stream import WORDS, page
 from landscape.predictions import timing
-from landscape.predictions.frames import RingBuffer, frame_scores, frame_weights, near_boundary, smoothed
+from landscape.predictions.frames import DRAWS, RingBuffer, frame_scores, frame_weights, near_boundary, smoothed
 from landscape.predictions.scores import sample_scores
 from landscape.results.headline_numbers import measured
-from landscape.statistics.calibration import bootstrap, summary
+from landscape.statistics.calibration import Resampled, summary, sums
 from landscape.subject.loading.load import load
 from landscape.subject.loading.sanity_check import mini_batch_effect
 from landscape.subject.mc_dropout import as_is
@@ -177,10 +177,12 @@ def test_intervals_resample_blocks_of_frames() -> None:
     subject, (inputs, targets) = subject_of(), video()
     found = stream(subject, tau="2", block_length=3)
     scores = sample_scores(subject.model(inputs).detach().log_softmax(dim=1), targets)
-    wanted = bootstrap(scores, blocks=np.arange(FRAMES) // 3, seed=0)
+    blocks = np.add.reduceat(sums(scores), np.arange(0, FRAMES, 3))
+    resampled = Resampled.of(blocks, DRAWS, 0)
     for name in ("nll", "accuracy", "brier"):
-        assert found[f"{name}_low"][0].item() == pytest.approx(wanted[name].low, rel=1e-6)
-        assert found[f"{name}_high"][0].item() == pytest.approx(wanted[name].high, rel=1e-6)
+        wanted = resampled.interval(name)
+        assert found[f"{name}_low"][0].item() == pytest.approx(wanted.low, rel=1e-6)
+        assert found[f"{name}_high"][0].item() == pytest.approx(wanted.high, rel=1e-6)
     assert found.nll_change[1].item() == pytest.approx((found.nll[1] - found.nll[0]).item())
     assert (found.nll_change_low[0], found.nll_change_high[0]) == (0.0, 0.0)
     assert found.attrs["blocks"] == 5

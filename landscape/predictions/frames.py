@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -252,21 +253,16 @@ def summaries(data: Mapping[str, np.ndarray], blocks: np.ndarray, seed: int) -> 
     """
     every, dense = _rows(data), "intersection" in data
     found: dict[str, list[float]] = defaultdict(list)
-    plain: tuple[Any, ...] = ()
+    plain: Any = None
     for i, tau in enumerate(data["tau"]):
         rows = np.zeros((blocks.max() + 1, every.shape[-1]))
         np.add.at(rows, blocks, every[:, i])
-        value = _scores(rows.sum(axis=0), dense)
-        drawn = _scores(calibration.resampled_sums(rows, DRAWS, seed), dense)
-        plain = plain if tau else (value, rows, drawn)
-        for name in value:
-            own = calibration.interval_of(name, value[name], rows, drawn[name], seed)
-            pair = ((value[name], plain[0][name]), (rows, plain[1]), (drawn[name], plain[2][name]))
-            change = calibration.difference_of(name, *pair, seed)
-            shift = value[name] - plain[0][name]
-            for key, number in zip(
-                suffixed(name), (value[name], own.low, own.high, shift, change.low, change.high), strict=True
-            ):
+        one = calibration.Resampled.of(rows, DRAWS, seed, partial(_scores, dense=dense))
+        plain = plain if tau else one
+        for name, value in one.value.items():
+            own, (shift, change) = one.interval(name), one.minus(plain, name)
+            numbers = (value, own.low, own.high, shift, change.low, change.high)
+            for key, number in zip(suffixed(name), numbers, strict=True):
                 found[key].append(float(number))
     return {key: np.array(numbers) for key, numbers in found.items()}
 

@@ -5,7 +5,7 @@ of a matrix product.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -31,7 +31,7 @@ _COUNT, _CONFIDENCE, _CORRECT = (slice(5 + i * BINS, 5 + (i + 1) * BINS) for i i
 COLUMNS = 5 + 3 * BINS  # of `sums`
 BINNED = COLUMNS - 4
 MOST_DRAWS = 100_000  # of resamples, which a stored result may ask for too
-Both: TypeAlias = tuple[np.ndarray, np.ndarray]  # of two networks
+Scoring: TypeAlias = Callable[[np.ndarray], Mapping[str, np.ndarray]]  # of summed rows (..., K)
 _AT_ONCE = 1 << 22  # resampled indices that are held in memory at a time
 
 
@@ -100,12 +100,8 @@ def stored_scores(data: Mapping[Any, Any], *, held_out: bool = False, scaled: bo
     """
     columns, kind = [], MeanScores if "sample_binned" in data else SampleScores
     for field in fields(kind):
-        at = (
-            f"sample_scaled_{field.name}"
-            if scaled and f"sample_scaled_{field.name}" in data
-            else f"sample_{field.name}"
-        )
-        columns.append(np.asarray(data[at], dtype=float))
+        after = f"sample_scaled_{field.name}"
+        columns.append(np.asarray(data[after if scaled and after in data else f"sample_{field.name}"], dtype=float))
     wanted = ~np.isnan(np.asarray(data["sample_scaled_confidence" if held_out else "sample_confidence"]))
     wanted &= (np.asarray(data["done"]) == 1)[:, None]
     return kind(*(column[wanted] for column in columns))
@@ -189,60 +185,73 @@ def mean_iou(overlaps: np.ndarray) -> np.ndarray:
         return np.asarray(iou.sum(axis=-1) / there.sum(axis=-1))
 
 
-def summary(scores: SampleScores, weights: np.ndarray | None = None) -> dict[str, float]:
-    """Every metric of the samples (`metrics`), weighted where weights (N,) are given."""
-    rows = sums(scores)
-    total = rows.sum(axis=0) if weights is None else weights @ rows
-    return {name: float(value) for name, value in metrics(total).items()}
+def summary(scores: SampleScores) -> dict[str, float]:
+    """Every metric of the samples (`metrics`)."""
+    return {name: float(value) for name, value in metrics(sums(scores).sum(axis=0)).items()}
 
 
-def bootstrap(
-    scores: SampleScores, *, draws: int = 1000, seed: int = 0, blocks: np.ndarray | None = None
-) -> dict[str, Interval]:
-    """Uncertainty of every metric by resampling samples, or whole blocks of dependent ones such as pixels of an image.
+@dataclass(frozen=True)
+class Resampled:
+    """Scores of samples, or of blocks of dependent ones, and those of as many that are drawn with replacement."""
+
+    rows: np.ndarray  # `sums` of every sample, or their sum over every block, (N, K)
+    value: Mapping[str, np.ndarray]
+    drawn: Mapping[str, np.ndarray]  # (draws,)
+    seed: int
+
+    @classmethod
+    def of(cls, rows: np.ndarray, draws: int, seed: int, scores: Scoring = metrics) -> "Resampled":
+        return cls(rows, scores(rows.sum(axis=0)), scores(_resampled_sums(rows, draws, seed)), seed)
+
+    def interval(self, name: str) -> Interval:
+        """The interval of a score, as `bootstrap` states it."""
+        found, value = _interval(self.value[name], self.drawn[name]), float(self.value[name])
+        if name in SHARES:
+            ends = share_interval(value, found.error, len(self.rows))
+            return Interval(found.error, *map(float, ends))
+        if name != "ece" or np.isnan(found.low):
+            return found
+        by_chance = value <= percentile_interval(self._ece_by_chance())[1]
+        low = 0.0 if by_chance else min(max(2 * value - found.high, 0.0), value)
+        return Interval(found.error, low, max(2 * value - found.low, value, found.high))
+
+    def minus(self, other: "Resampled", name: str) -> tuple[float, Interval]:
+        """A score minus that of another network on the same samples, and its interval.
+
+        Calibration errors are too large by different amounts: the ends of both intervals are joined with the
+        correlation of the resamples (Zou & Donner 2008, doi:10.1002/sim.3095), or added up towards an ECE that may be
+        0.
+        """
+        value, others = float(self.value[name]), float(other.value[name])
+        with np.errstate(invalid="ignore"):  # infinite scores of both
+            difference = float(self.value[name] - other.value[name])
+            found = _interval(difference, self.drawn[name] - other.drawn[name])
+        if name != "ece" or not found.error > 0:  # also where both are the same in every resample
+            return difference, found
+        mine, theirs = self.interval(name), other.interval(name)
+        errors = mine.error * theirs.error
+        together = float(np.cov(self.drawn[name], other.drawn[name])[0, 1]) / errors if errors else 0.0
+        down = _joined(value - mine.low, theirs.high - others, together if mine.low else -1.0)
+        up = _joined(mine.high - value, others - theirs.low, together if theirs.low else -1.0)
+        return difference, Interval(found.error, difference - down, difference + up)
+
+    def _ece_by_chance(self) -> np.ndarray:
+        """The ECE that a calibrated network of these confidences has by chance, whose gaps have mean 0, (draws,)."""
+        gap = self.rows[:, _CONFIDENCE] - self.rows[:, _CORRECT]
+        generator, draws = np.random.default_rng(self.seed), len(self.drawn["ece"])
+        drawn = generator.multivariate_normal(np.zeros(BINS), gap.T @ gap, draws, check_valid="ignore")
+        return np.asarray(np.abs(drawn).sum(axis=1) / self.rows[:, _COUNT].sum())
+
+
+def bootstrap(scores: SampleScores, *, draws: int = 1000, seed: int = 0) -> dict[str, Interval]:
+    """Uncertainty of every metric by resampling samples.
 
     Percentile intervals, of `SHARES` Wilson's. The ECE of a finite sample is biased upwards, and that of a resample
     once more: its interval goes from the lower end that is reflected at the estimate, or from 0 where a calibrated
-    network has as large an ECE in more than 2.5 %, to the larger of the upper ends, reflected or not. `blocks` (N,)
-    holds the block of every sample.
+    network has as large an ECE in more than 2.5 %, to the larger of the upper ends, reflected or not.
     """
-    rows = _per_block(sums(scores), blocks)
-    if not len(rows):
-        return dict.fromkeys(METRICS, Interval(np.nan, np.nan, np.nan))
-    resampled, whole = metrics(resampled_sums(rows, draws, seed)), metrics(rows.sum(axis=0))
-    return {name: interval_of(name, value, rows, resampled[name], seed) for name, value in whole.items()}
-
-
-def interval_of(name: str, estimate: np.ndarray, rows: np.ndarray, resampled: np.ndarray, seed: int) -> Interval:
-    """The interval of a metric, as `bootstrap` states it, from summed `rows` (N, K) and its resamples (draws,)."""
-    found, value = _interval(estimate, resampled), float(estimate)
-    if name in SHARES:
-        ends = share_interval(value, found.error, len(rows))
-        return Interval(found.error, *map(float, ends))
-    if name != "ece" or np.isnan(found.low):
-        return found
-    by_chance = value <= percentile_interval(_calibrated(rows, len(resampled), seed))[1]
-    low = 0.0 if by_chance else min(max(2 * value - found.high, 0.0), value)
-    return Interval(found.error, low, max(2 * value - found.low, value, found.high))
-
-
-def difference_of(name: str, values: Both, rows: Both, resampled: Both, seed: int) -> Interval:
-    """The interval of a metric of the first minus that of the other, from what both have of `interval_of`.
-
-    Calibration errors are too large by different amounts: the ends of both intervals are joined with the correlation of
-    the resamples (Zou & Donner 2008, doi:10.1002/sim.3095), or added up towards an ECE that may be 0.
-    """
-    with np.errstate(invalid="ignore"):  # infinite scores of both
-        difference = float(values[0] - values[1])
-        found = _interval(difference, resampled[0] - resampled[1])
-    if name != "ece" or not found.error > 0:  # also where both are the same in every resample
-        return found
-    mine, theirs = (interval_of(name, *one, seed) for one in zip(values, rows, resampled, strict=True))
-    errors = mine.error * theirs.error
-    together = float(np.cov(*resampled)[0, 1]) / errors if errors else 0.0
-    down = _joined(float(values[0]) - mine.low, theirs.high - float(values[1]), together if mine.low else -1.0)
-    up = _joined(mine.high - float(values[0]), float(values[1]) - theirs.low, together if theirs.low else -1.0)
-    return Interval(found.error, difference - down, difference + up)
+    resampled = Resampled.of(sums(scores), draws, seed)
+    return {name: resampled.interval(name) for name in METRICS}
 
 
 def _joined(one: float, other: float, correlation: float) -> float:
@@ -260,47 +269,30 @@ def chance_ece(scores: SampleScores) -> float:
     return float(math.sqrt(2 / math.pi) * spread.sum() / len(rows))
 
 
-def _calibrated(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
-    """The ECE that a calibrated network of these confidences has by chance, whose gaps have mean 0, (draws,)."""
-    gap = rows[:, _CONFIDENCE] - rows[:, _CORRECT]
-    generator = np.random.default_rng(seed)
-    drawn = generator.multivariate_normal(np.zeros(BINS), gap.T @ gap, draws, check_valid="ignore")
-    return np.asarray(np.abs(drawn).sum(axis=1) / rows[:, _COUNT].sum())
-
-
 def paired_difference(
-    scores: SampleScores, other: SampleScores, *, draws: int = 1000, seed: int = 0, blocks: np.ndarray | None = None
+    scores: SampleScores, other: SampleScores, *, draws: int = 1000, seed: int = 0
 ) -> dict[str, tuple[float, Interval]]:
     """Every metric of the first minus that of the other on the same samples, with its bootstrap uncertainty.
 
     Both networks are resampled together, so that what makes a sample hard for both cancels (of the ECE see
-    `difference_of`).
+    `Resampled.minus`).
 
     Raises:
         ValueError: they hold different numbers of samples.
     """
     if len(scores) != len(other):
         raise ValueError(f"got {len(scores)} and {len(other)} samples, expected the same; measure on the same data")
-    if not len(scores):
-        return dict.fromkeys(METRICS, (np.nan, Interval(np.nan, np.nan, np.nan)))
-    rows, more = (_per_block(sums(one), blocks) for one in (scores, other))
-    value, against = metrics(rows.sum(axis=0)), metrics(more.sum(axis=0))
-    drawn, drawn_against = (metrics(resampled_sums(each, draws, seed)) for each in (rows, more))
-    found = {}
-    for name in METRICS:
-        of = difference_of(name, (value[name], against[name]), (rows, more), (drawn[name], drawn_against[name]), seed)
-        with np.errstate(invalid="ignore"):  # infinite scores of both
-            found[name] = float(value[name] - against[name]), of
-    return found
+    mine, theirs = (Resampled.of(sums(one), draws, seed) for one in (scores, other))
+    return {name: mine.minus(theirs, name) for name in METRICS}
 
 
-def resampled_sums(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
+def _resampled_sums(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
     """Sums of rows (N, K) over N rows drawn with replacement, (draws, K)."""
     n, start = len(rows), 0
-    total = np.empty((draws, rows.shape[1]))
+    total = np.zeros((draws, rows.shape[1]))
     few = n * draws <= _AT_ONCE
     parts: Iterable[np.ndarray] = _few_counts(n, draws, seed) if few else _counts(n, draws, seed)
-    for counts in parts:
+    for counts in parts if n else ():
         with np.errstate(invalid="ignore"):  # infinite scores
             total[start : start + len(counts)] = counts @ rows
         start += len(counts)
@@ -319,13 +311,6 @@ def _counts(n: int, draws: int, seed: int) -> Iterator[np.ndarray]:
 @lru_cache(maxsize=1)
 def _few_counts(n: int, draws: int, seed: int) -> Sequence[np.ndarray]:
     return list(_counts(n, draws, seed))
-
-
-def _per_block(rows: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
-    if blocks is None:
-        return rows
-    names, block_of = np.unique(blocks, return_inverse=True)
-    return np.stack([np.bincount(block_of, column, len(names)) for column in rows.T], axis=1)
 
 
 def _interval(estimate: float | np.ndarray, draws: np.ndarray) -> Interval:
