@@ -177,12 +177,12 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
     "few mini-batches": (
         spectra.few_values,
         hessian(3, arrays={"nep_se": ((), 0.1, {"n": 3.0, "over": "batch"})}),
-        hessian(4, arrays={"nep_se": ((), 0.1, {"n": 4.0, "over": "batch"})}),
+        hessian(24, arrays={"nep_se": ((), 0.1, {"n": 24.0, "over": "batch"})}),
         "--samples 128",
     ),
     **{
         f"uncertified {over}": (
-            spectra.uncertified,
+            spectra.few_values,
             made("surface", {"loss_se": ("x", [0.1, 0.2], {"n": least - 1.0, "over": over})}, samples=least - 1),
             made("surface", {"loss_se": ("x", [0.1, 0.2], {"n": float(least), "over": over})}, samples=least),
             remedy,
@@ -194,7 +194,7 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         )
     },
     "uncertified by its own condition": (
-        spectra.uncertified,
+        spectra.few_values,
         made("geometry", {"nc4_se": ((), 0.1, {"n": 511.0, "over": "samples"})}, samples=511, certified=OF_GEOMETRY),
         made("geometry", {"nc4_se": ((), 0.1, {"n": 512.0, "over": "samples"})}, samples=512, certified=OF_GEOMETRY),
         "--samples 1100",

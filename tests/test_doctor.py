@@ -66,12 +66,17 @@ def test_the_command_that_looks_at_a_network_loads_it_as_it_was_loaded() -> None
     assert finding.remedy.endswith(command)
 
 
+def test_three_values_are_too_few_for_an_interval_and_four_are_fewer_than_its_coverage_was_measured_with() -> None:
+    every = (made("hessian", {"nep_se": ((), 0.1, {"n": n, "over": "batch"})}) for n in (3.0, 4.0))
+    assert [[one.rule for one in spectra.few_values(result)] for result in every] == [["few-values"], ["uncertified"]]
+
+
 @pytest.mark.parametrize("over", ["samples", "batch"])
 def test_more_samples_are_advised_only_where_the_data_have_more(over: str) -> None:
     for asked, advice in (("96", "run: landscape"), ("1024", "all samples are used"), ("all", "all samples are used")):
         result = made("hessian", {"ape_se": ((), 0.1, {"n": 8.0, "over": over})}, spec={"samples": asked}, samples=96)
         result.data["ape_se"].attrs |= {"n": 8.0, "over": over}
-        (finding,) = spectra.uncertified(result)
+        (finding,) = spectra.few_values(result)
         assert finding.remedy.startswith(advice)
 
 
@@ -89,14 +94,14 @@ def test_no_advice_asks_for_more_samples_than_there_are(over: str, available: in
     about = {"samples": count, "samples_available": available, "certified": '{"block": 12}'}
     result = made("tokens", {"common_se": ((), 0.1)}, **about)
     result.data["common_se"].attrs |= {"n": 8.0, "over": over}
-    (finding,) = spectra.uncertified(result)
+    (finding,) = spectra.few_values(result)
     assert advice in finding.remedy
 
 
 def test_products_are_advised_where_a_random_vector_takes_two() -> None:
     error = {"batch_trace_se": ((), 0.1, {"n": 16.0, "over": "random vectors"})}
     for products, advised in ((16, 32), (32, 64)):
-        (finding,) = spectra.uncertified(made("trace", error, parameters={"vectors": products}))
+        (finding,) = spectra.few_values(made("trace", error, parameters={"vectors": products}))
         assert f"--vectors {advised}" in finding.remedy
 
 

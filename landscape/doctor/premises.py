@@ -15,6 +15,7 @@ from scipy.special import bdtr, bdtrc, ndtri, stdtrit
 from landscape.doctor import finding
 from landscape.options import counted
 from landscape.statistics.intervals import NORMAL, quantile
+from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.rounding import plus_minus
 
 LEVEL = 0.01  # significance level of the test against guessing, that of the check after loading
@@ -66,13 +67,13 @@ def loss_at_chance(result: finding.Result) -> Iterator[finding.Finding]:
     chance = math.log(result.classes)
     if not loss.size:
         return
-    error = float(loss.std(ddof=1) / math.sqrt(len(loss))) if len(loss) > 1 else 0.0
+    mean, error = mean_and_standard_error(loss)
     margin = stdtrit(len(loss) - 1, 1 - LEVEL) * error if len(loss) > 1 else 0.0
     among = f" ± {margin:.2g} over {len(loss)} mini-batches" if margin else ""
-    if loss.mean() + margin >= chance and loss.mean() > chance / 2:
+    if mean + margin >= chance and mean > chance / 2:
         yield _knows_nothing(
             result, "suspicious",
-            f"the mean loss {loss.mean():.3g}{among} is not certainly below that of "
+            f"the mean loss {mean:.3g}{among} is not certainly below that of "
             f"guessing, log {result.classes} = {chance:.3g}: these may be eigenvalues of a network that knows nothing",
             " --split train",
         )  # fmt: skip
@@ -243,29 +244,19 @@ def contradicts_checkpoint(result: finding.Result) -> Iterator[finding.Finding]:
             cause = "check that the test split of the data holds no samples of training"
             yield finding.found("contradicts-checkpoint", "suspicious", result, words, cause + look)
         return
-    loss, stated = _training_loss(result), float(result.attribute("stated_loss", math.nan))
-    if loss - NORMAL * _error(result) > LARGER * stated:
+    (loss, error), stated = mean_and_standard_error(_losses(result)), float(result.attribute("stated_loss", math.nan))
+    if loss - NORMAL * np.nan_to_num(error) > LARGER * stated:
         words = f"the training loss {loss:.3g}, and its checkpoint states {stated:.3g} on test samples"
         yield finding.found("contradicts-checkpoint", "suspicious", result, words, cause + look)
 
 
 def _losses(result: finding.Result) -> np.ndarray:
-    """The losses of the mini-batches of the training split, in one row; empty where none are stored."""
-    loss = result.values("loss")
-    stored = result.probe in ("hessian", "trace", "step") and result.spec.get("split") == "train" and loss.ndim == 1
-    return loss[np.isfinite(loss)] if stored else np.array([])
-
-
-def _training_loss(result: finding.Result) -> float:
-    losses = _losses(result)
-    if losses.size:
-        return float(losses.mean())
-    return finding.at_weights(result, "loss") if result.spec.get("split") == "train" else math.nan
-
-
-def _error(result: finding.Result) -> float:
-    losses = _losses(result)
-    return float(losses.std(ddof=1) / math.sqrt(losses.size)) if losses.size > 1 else 0.0
+    """The losses of the mini-batches of the training split, or the one at the weights; NaN where none is stored."""
+    if result.spec.get("split") != "train":
+        return np.array([math.nan])
+    loss = result.values("loss") if result.probe in ("hessian", "trace", "step") else np.array([])
+    known = loss[np.isfinite(loss)] if loss.ndim == 1 else np.array([])
+    return known if known.size else np.array([finding.at_weights(result, "loss")])
 
 
 def overconfident(result: finding.Result) -> Iterator[finding.Finding]:

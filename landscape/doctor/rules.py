@@ -105,9 +105,8 @@ OF_ONE: Sequence[Rule] = (
     surfaces.minimum_at_the_edge, surfaces.minimum_elsewhere, surfaces.too_wide, surfaces.too_narrow, surfaces.no_rise,
     surfaces.no_centre, surfaces.not_finite, surfaces.clipped, surfaces.rough_preview, surfaces.inexact_pass,
     surfaces.frozen_ends, surfaces.frozen_corners, surfaces.frozen_path, surfaces.barrier_unknown, surfaces.short_path,
-    spectra.unconverged, spectra.without_spectrum, spectra.few_values,
-    spectra.uncertified, spectra.few_vectors, spectra.tolerance_missed, spectra.kinks, spectra.copies,
-    spectra.derivatives,
+    spectra.unconverged, spectra.without_spectrum, spectra.few_values, spectra.few_vectors, spectra.tolerance_missed,
+    spectra.kinks, spectra.copies, spectra.derivatives,
     panels.flat_panel, panels.zero_panel, panels.saturated_panel, panels.dead_layers, panels.depth_unknown,
     panels.same_members, panels.announced_spike,
 )  # fmt: skip

@@ -58,35 +58,30 @@ def without_spectrum(result: Result) -> Iterator[Finding]:
 
 
 def few_values(result: Result) -> Iterator[Finding]:
-    """Summaries over fewer independent values than an interval needs."""
-    few = {}
-    for name in map(str, result.data.variables):
-        if name.endswith("_se") and not (error := result.data.variables[name]).ndim:
-            n = float(error.attrs.get("n", np.nan))
-            if n < FEWEST and np.isfinite(error.values):  # without an error nothing misleads
-                few[name.removesuffix("_se").replace("_", " ")] = n, str(error.attrs.get("over", ""))
-    if not few or not result.complete:
-        return
-    n, over = next(iter(few.values()))
-    yield found(
-        "few-values", "suspicious", result,
-        f"{', '.join(few)}: of {n:g} {_units(over)}, too few for an interval (at least {FEWEST})",
-        _more(result, over, n, (2 if over == "batch" else 4) * FEWEST),
-        cause=f"{result.probe}, {over}",
-    )  # fmt: skip
+    """Errors over fewer independent values than an interval needs, or than those with which coverage was measured.
 
-
-def uncertified(result: Result) -> Iterator[Finding]:
-    """Errors over fewer independent values than those with which coverage was measured: a note."""
-    few: dict[str, dict[str, float]] = {}
+    The former of summaries only; the latter is a note.
+    """
+    few: dict[str, tuple[float, str]] = {}
+    uncertified: dict[str, dict[str, float]] = {}
     certified = {**CERTIFIED, **stored(result.data, "certified")}
     for name in map(str, result.data.variables) if result.complete else ():
         if name == "se" or name.endswith("_se"):
-            about = result.data.variables[name].attrs
-            n, over = float(about.get("n", np.nan)), str(about.get("over", ""))
+            error = result.data.variables[name]
+            n, over = float(error.attrs.get("n", np.nan)), str(error.attrs.get("over", ""))
+            words = name.removesuffix("se").strip("_").replace("_", " ") or "value"
             if FEWEST <= n < certified.get(over, 0):
-                few.setdefault(over, {})[name.removesuffix("se").strip("_").replace("_", " ") or "value"] = n
-    for over, names in few.items():
+                uncertified.setdefault(over, {})[words] = n
+            elif n < FEWEST and not error.ndim and np.isfinite(error.values):  # without an error nothing misleads
+                few[words] = n, over
+    if few:
+        n, over = next(iter(few.values()))
+        yield found(
+            "few-values", "suspicious", result,
+            f"{', '.join(few)}: of {n:g} {_units(over)}, too few for an interval (at least {FEWEST})",
+            _more(result, over, n, (2 if over == "batch" else 4) * FEWEST), cause=f"{result.probe}, {over}",
+        )  # fmt: skip
+    for over, names in uncertified.items():
         least, n = certified[over], min(names.values())
         yield found(
             "uncertified", "note", result,
