@@ -6,14 +6,13 @@ summary is a weighted sum of scores per image, so that its error follows from th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from landscape.headline import HIGHER, LOWER, Headline
+from landscape.headline import HIGHER, LOWER, Headline, with_errors
 from landscape.probe import Quantity, Values
 from landscape.statistics import calibration, intervals
 
@@ -66,23 +65,7 @@ def size_quantities() -> dict[str, Quantity]:
 
 
 def summaries(*, baseline: bool, sizes: bool = False) -> dict[str, Quantity]:
-    """What `reduced` computes."""
-    found = _summaries(baseline=baseline)
-    if sizes:
-        found |= {
-            f"size_{name}": replace(quantity, dims=PER_SIZE) for name, quantity in found.items() if _is_mean(name)
-        }
-    return found
-
-
-def _is_mean(name: str) -> bool:
-    """Whether a summary, an error or an end is one over all corruptions and severities."""
-    return re.sub("_(se|low|high)$", "", name) in [
-        one for name, row in METRICS.items() for one in (f"mean_{name}", row[2])
-    ]
-
-
-def _summaries(*, baseline: bool) -> dict[str, Quantity]:
+    """What `reduced` computes; of the sizes of an ensemble, the means over all corruptions and severities."""
     found: dict[str, Quantity] = {}
     for name, (long_name, units, relative) in METRICS.items():
         for prefix, over, dims in (
@@ -100,7 +83,8 @@ def _summaries(*, baseline: bool) -> dict[str, Quantity]:
                     f"{what}{RELATIVE[name]} relative to the baseline", dims=dims,
                     error="samples, of a fixed baseline", over="block", ends=name == "ece",
                 )  # fmt: skip
-    return found
+    means = {f"size_{name}": replace(one, dims=PER_SIZE) for name, one in found.items() if sizes and not one.dims}
+    return found | means
 
 
 def reduced(data: Mapping[str, np.ndarray]) -> Values:
@@ -118,7 +102,8 @@ def reduced(data: Mapping[str, np.ndarray]) -> Values:
     for k in range(data["size_nll"].shape[2]):
         of_size = {name: data[f"size_{name}"][:, :, k] for name in (*METRICS, CHANCE)}
         each.append(_reduced({**whole, **of_size, **{f"{n}_block": data[f"size_{n}_block"][:, :, k] for n in METRICS}}))
-    return {**found, **{f"size_{name}": np.array([one[name] for one in each]) for name in found if _is_mean(name)}}
+    means = [name for name, one in with_errors(summaries(baseline=True)).items() if name in found and not one.dims]
+    return {**found, **{f"size_{name}": np.array([one[name] for one in each]) for name in means}}
 
 
 def _reduced(data: Mapping[str, np.ndarray]) -> Values:
@@ -129,26 +114,25 @@ def _reduced(data: Mapping[str, np.ndarray]) -> Values:
         rows, columns = np.zeros((types, *done.shape)), np.zeros((severities, *done.shape))
         rows[np.arange(types), np.arange(types)] = 1 / severities
         columns[np.arange(severities), :, np.arange(severities)] = 1 / types
-        weights = {"type": rows, "severity": columns, "mean": np.full((1, *done.shape), 1 / done.size)}
-        for prefix, of in weights.items():
-            found |= _with_ends(f"{prefix}_{name}", *map(_scalar, _weighted(data, name, of)))
-        if f"baseline_{name}" not in data:
-            continue
-        baseline = data[f"baseline_{name}"]
+        weights = {
+            f"type_{name}": rows,
+            f"severity_{name}": columns,
+            f"mean_{name}": np.full((1, *done.shape), 1 / done.size),
+        }
+        whole: dict[str, np.ndarray] = {}  # sums of weights, where errors stand for accuracies
         with np.errstate(invalid="ignore", divide="ignore"):
-            share = 1 / (1 - baseline if name == "accuracy" else baseline).sum(axis=1)
-            of = rows * severities * share[:, None, None]
-            value, *rest = _weighted(data, name, of)
-            value = of.sum(axis=(1, 2)) - value if name == "accuracy" else value
-            mean, *mean_rest = _weighted(data, name, of.mean(axis=0, keepdims=True))
-            mean = of.sum(axis=(1, 2)).mean() - mean if name == "accuracy" else mean
-        found |= _with_ends(f"relative_{name}", value, *rest) | _with_ends(relative, *map(_scalar, (mean, *mean_rest)))
+            if f"baseline_{name}" in data:
+                baseline = data[f"baseline_{name}"]
+                share = 1 / (1 - baseline if name == "accuracy" else baseline).sum(axis=1)
+                of = rows * severities * share[:, None, None]
+                weights |= {f"relative_{name}": of, relative: of.mean(axis=0, keepdims=True)}
+                if name == "accuracy":
+                    whole = {f"relative_{name}": of.sum(axis=(1, 2)), relative: of.sum(axis=(1, 2)).mean()}
+            for key, of in weights.items():
+                value, error, *ends = map(_scalar, _weighted(data, name, of))
+                found |= {key: whole[key] - value if key in whole else value, f"{key}_se": error}
+                found |= zip((f"{key}_low", f"{key}_high"), ends, strict=False)
     return found
-
-
-def _with_ends(name: str, value: np.ndarray, error: np.ndarray, *ends: np.ndarray) -> dict[str, np.ndarray]:
-    found = {name: value, f"{name}_se": error}
-    return found | dict(zip((f"{name}_low", f"{name}_high"), ends, strict=False))
 
 
 def paired_difference(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, calibration.Interval]]:
