@@ -220,12 +220,8 @@ def seen_summary_quantities() -> dict[str, Quantity]:
 
 def seen_summaries(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Means over finished mini-batches and their standard errors, (rank,) each."""
-    columns = np.where((data["done"] == 1)[:, None], data[SEEN[0]], np.nan).T
-    mean, error = zip(*map(_mean, columns), strict=True)
-    return {
-        "preconditioned": np.array(mean), "preconditioned_se": np.array(error),
-        "preconditioned_se.n": np.isfinite(columns).sum(axis=1),
-    }  # fmt: skip
+    mean, error, n = _over_batches(data, SEEN[0])
+    return {"preconditioned": mean, "preconditioned_se": error, "preconditioned_se.n": n}
 
 
 ENDS = 1e-2  # relative residual of the largest eigenvalue, which may be none of the largest by magnitude
@@ -269,17 +265,20 @@ def stability_summary_quantities(dims: tuple[str, ...]) -> dict[str, Quantity]:
 
 def stability_summaries(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Mean of the largest eigenvalue over finished mini-batches, also as a share of the threshold; of each layer."""
-    ratio = np.where(data["done"] == 1, data["ratio"], np.nan)
+    mean, error, n = _over_batches(data, "ratio")
     thresholds = data["threshold"][np.isfinite(data["threshold"])]
     threshold = thresholds[0] if thresholds.size else np.nan
-    rows = [_mean(column) for column in ratio.reshape(len(ratio), -1).T]
-    mean, error = (np.reshape(part, ratio.shape[1:]) for part in zip(*rows, strict=True))
     return {
         "sharpness": mean * threshold, "sharpness_se": error * threshold, "stability": mean, "stability_se": error,
-        **dict.fromkeys(("sharpness_se.n", "stability_se.n"), np.isfinite(ratio).sum(axis=0)),
+        "sharpness_se.n": n, "stability_se.n": n,
     }  # fmt: skip
 
 
-def _mean(values: np.ndarray) -> tuple[float, float]:
-    known = values[np.isfinite(values)]
-    return mean_and_standard_error(known) if known.size else (np.nan, np.nan)
+def _over_batches(data: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean of a quantity over finished mini-batches where it is finite, its standard error, and over how many."""
+    done, values = data["done"] == 1, data[name]
+    known = np.isfinite(values) & done.reshape(*done.shape, *(1,) * (values.ndim - done.ndim))
+    columns = zip(values.reshape(len(values), -1).T, known.reshape(len(values), -1).T, strict=True)
+    rows = [mean_and_standard_error(column[there]) if there.any() else (np.nan, np.nan) for column, there in columns]
+    mean, error = np.array(rows).T.reshape(2, *values.shape[1:])
+    return mean, error, known.sum(axis=0)

@@ -1,17 +1,15 @@
 """Rules of several results together: are they of the same samples, by the same protocol, of different networks?"""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from landscape.doctor.finding import Finding, Result, at_weights, found, measure_again
 from landscape.doctor.surfaces import ROUNDING
 from landscape.results.protocols import OF_A_RUN, differing, of_several, option_of
-
-T = TypeVar("T", bound=Hashable)
 
 
 def differing_protocols(results: Sequence[Result]) -> Iterator[Finding]:
@@ -193,18 +191,13 @@ def one_seed(results: Sequence[Result]) -> Iterator[Finding]:
 
 def versions_differ(results: Sequence[Result]) -> Iterator[Finding]:
     """Results of different versions of a library: a note, because numbers may differ beyond rounding."""
-    by_version = _first_by(results, lambda r: str(r.attribute("versions")))
+    by_version: dict[str, Result] = {}
+    for result in results:
+        if result.spec:
+            by_version.setdefault(str(result.attribute("versions")), result)
     if len(by_version) > 1:
         yield found(
             "versions-differ", "note", list(by_version.values()),
             f"results were measured with {len(by_version)} sets of library versions (attribute `versions`)",
             "measure again with one set of versions before comparing small differences",
         )  # fmt: skip
-
-
-def _first_by(results: Sequence[Result], key: Callable[[Result], T]) -> dict[T, Result]:
-    known: dict[T, Result] = {}
-    for result in results:
-        if result.spec:
-            known.setdefault(key(result), result)
-    return known

@@ -59,19 +59,14 @@ def heterogeneity(nodes: np.ndarray, weights: np.ndarray) -> dict[str, Any]:
 
 def moments(nodes: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
     """Mean and mean squared eigenvalue of every block with standard errors over start vectors, and both ends."""
-    found: dict[str, list[float]] = {}
-    for block in range(nodes.shape[1]):
-        of_block, share = nodes[:, block], weights[:, block]
-        lost = np.isnan(of_block[:, 0])
-        for power, name in ((1, "mean"), (2, "mean_square")):
-            values = np.where(lost, np.nan, np.nansum(of_block**power * share, axis=1))
-            mean, error = mean_and_standard_error(values)
-            found.setdefault(name, []).append(mean)
-            found.setdefault(f"{name}_se", []).append(error)
-        known = of_block[np.isfinite(of_block)]
-        found.setdefault("largest", []).append(float(known.max(initial=-np.inf)) if known.size else np.nan)
-        found.setdefault("smallest", []).append(float(known.min(initial=np.inf)) if known.size else np.nan)
-    return {name: np.array(values) for name, values in found.items()}
+    found: dict[str, np.ndarray] = {}
+    for power, name in ((1, "mean"), (2, "mean_square")):
+        values = np.where(
+            np.isnan(nodes[:, :, 0]), np.nan, np.nansum(nodes**power * weights, axis=2)
+        )  # (vector, block)
+        found[name], found[f"{name}_se"] = np.array([mean_and_standard_error(block) for block in values.T]).T
+    ends = {"largest": np.fmax, "smallest": np.fmin}
+    return found | {name: end.reduce(end.reduce(nodes, axis=2), axis=0) for name, end in ends.items()}
 
 
 def densities(nodes: np.ndarray, weights: np.ndarray, *, own_scale: bool) -> tuple[np.ndarray, np.ndarray, float]:

@@ -86,18 +86,10 @@ def values(data: Mapping[str, np.ndarray], draws: int) -> dict[str, np.ndarray]:
         mine = _finished(data, names, name)
         if mine.any():
             terms, errors = data[TERM][mine, k], data[TERM_SE][mine, k]
-            found[:2, k] = pooled(MEASURES[name], terms, errors, data[SAMPLES][mine])
-            found[2, k] = independent_values(MEASURES[name], data[SAMPLES][mine], draws)
+            found[:, k] = pooled(MEASURES[name], terms, errors, data[SAMPLES][mine], draws)
     least = float(np.min(data[SAMPLES][data["done"] == 1], initial=math.inf))
     within = [values_within(MEASURES[name], least, draws) for name in names]
     return {"value": found[0], "se": found[1], "n": found[2], f"{TERM_SE}.n": within}
-
-
-def independent_values(measure: Measure, samples: np.ndarray, draws: int) -> float:
-    """How many values the error of `pooled` is of, from the samples of its terms; NaN for a residual."""
-    if len(samples) > 1 and measure.over != "samples":
-        return len(samples)
-    return values_within(measure, float(samples.sum()), draws)
 
 
 def values_within(measure: Measure, samples: float, draws: int) -> float:
@@ -107,27 +99,31 @@ def values_within(measure: Measure, samples: float, draws: int) -> float:
     return {"mini-batches": samples, "samples": samples, "noise draws": draws}.get(measure.over, math.nan)
 
 
-def pooled(measure: Measure, terms: np.ndarray, errors: np.ndarray, samples: np.ndarray) -> tuple[float, float]:
-    """A measure from its terms, and its standard error.
+def pooled(
+    measure: Measure, terms: np.ndarray, errors: np.ndarray, samples: np.ndarray, draws: int
+) -> tuple[float, float, float]:
+    """A measure from its terms, its standard error, and how many values that is of; NaN for a residual.
 
     Terms of mini-batches weigh by their samples, and the error of their mean is that over mini-batches; of a single
     one it is that over its samples or noise draws. Means over samples have the errors of the mini-batches' means.
     """
+    several = len(terms) > 1 and measure.over != "samples"
+    n = len(terms) if several else values_within(measure, float(samples.sum()), draws)
     with np.errstate(invalid="ignore"):
         if measure.over in ("mini-batches", "samples"):
             share = samples / samples.sum()
             mean = float(share @ terms)
             error = float(np.sqrt(share**2 @ errors**2))
-            if measure.over == "mini-batches" and len(terms) > 1:
+            if several:
                 error = float(np.sqrt(share**2 @ (terms - mean) ** 2 * len(terms) / (len(terms) - 1)))
-        elif len(terms) > 1:
+        elif several:
             mean, error = mean_and_standard_error(terms)
         else:
             mean, error = float(terms[0]), float(errors[0])
         if not measure.root:
-            return mean, error
+            return mean, error, n
         value = math.sqrt(mean) if mean >= 0 else math.nan
-        return value, error / (2 * value) if value else math.nan
+        return value, error / (2 * value) if value else math.nan, n
 
 
 class Parts(NamedTuple):
