@@ -18,7 +18,6 @@ from landscape.results import reader
 from landscape.results.headline_numbers import Measured
 from landscape.results.run_key import chosen
 from landscape.statistics.flatness import MEASURES
-from landscape.statistics.seed_groups import mean_interval
 from landscape.subject.spec import Spec
 
 pytestmark = pytest.mark.slow
@@ -59,8 +58,7 @@ def test_of_groups_the_spread_over_seeds_tells_and_not_the_errors_of_networks() 
     def means(spread: float) -> list[GroupMean]:
         like = Measured("height at 0.5", 1.0, 9.0, -9.0, 9.0, reading=FLATTER)
         values = {"a": (1.0, 1.0 + spread, 1.0 - spread), "b": (2.0, 2.0 + spread, 2.0 - spread)}
-        ends = {group: mean_interval(np.array(of)) for group, of in values.items()}
-        return [GroupMean("surface", 0, group, like, of, *ends[group]) for group, of in values.items()]
+        return [GroupMean("surface", 0, group, like.over(of)) for group, of in values.items()]
 
     sure, unsure = (findings.flatter([], means(spread)) for spread in (0.05, 2.0))
     assert "over seeds" in sure.question

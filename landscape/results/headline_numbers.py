@@ -9,7 +9,7 @@ import functools
 import json
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from string import Formatter
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -19,7 +19,7 @@ import xarray as xr
 
 from landscape.headline import HEADLINES, Headline, Reading
 from landscape.statistics import intervals, rounding, stored
-from landscape.statistics.means import error_over_parts
+from landscape.statistics.means import error_over_parts, mean_and_standard_error
 
 SAME = 1e-9  # of coordinates
 Place = Mapping[str, int]  # positions on some axes
@@ -65,6 +65,12 @@ class Measured:
     @property
     def known(self) -> bool:
         return bool(np.isfinite(self.low) and np.isfinite(self.high))
+
+    def over(self, values: Sequence[float]) -> Measured:
+        """The mean of independent values of this number, with its error and interval over them."""
+        mean, error = mean_and_standard_error(np.array(values))
+        low, high = intervals.BY_BOUNDS[self.bounds](mean, error, len(values))
+        return replace(self, value=mean, error=error, low=float(low), high=float(high), n=len(values))
 
     def __str__(self) -> str:
         low, high = (f"{end:.0f}" if 1000 <= abs(end) < 1e6 else f"{end:.3g}" for end in (self.low, self.high))

@@ -17,7 +17,7 @@ from landscape.plots.headlines import main_figure
 from landscape.results import headline_numbers, reader
 from landscape.statistics.intervals import quantile
 from landscape.statistics.paired import Difference, unpaired
-from landscape.statistics.seed_groups import FEWEST, Effect, hedges_g, holm, mean_interval, two_groups
+from landscape.statistics.seed_groups import FEWEST, Effect, hedges_g, holm, two_groups
 
 LEVEL = 0.05  # of the tests, after Holm's correction
 PAIRS = 4  # networks or groups up to which every pair is compared; beyond, all with the first
@@ -27,16 +27,12 @@ EQUAL = "equal"  # values without an error between them: nothing is tested
 
 @dataclass(frozen=True)
 class GroupMean:
-    """One headline number over the members of a group, with its interval by Student's t."""
+    """The mean of one headline number over the members of a group, so many values, with its interval over them."""
 
     probe: str
     protocol: int
     group: str
-    like: headline_numbers.Measured  # name, unit and reading
-    values: tuple[float, ...]
-    mean: float
-    low: float
-    high: float
+    mean: headline_numbers.Measured
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ def chosen(comparison: Comparison, rows: Sequence[str]) -> Comparison:
         comparison,
         entries=tuple(e for e in entries if e.probe in probes),
         protocols={probe: found for probe, found in comparison.protocols.items() if probe in probes},
-        means=tuple(mean for mean in comparison.means if shown(mean.probe, mean.like.name)),
+        means=tuple(one for one in comparison.means if shown(one.probe, one.mean.name)),
         contrasts=tuple(
             c for c in comparison.contrasts if c.probe in probes and (not c.number or shown(c.probe, c.number))
         ),
@@ -252,9 +248,8 @@ def means_of(entries: Iterable[Entry]) -> tuple[GroupMean, ...]:
             for name, one in entry.numbers.items():
                 found.setdefault((entry.probe, entry.protocol, entry.side, name), []).append(one)
     return tuple(
-        GroupMean(probe, position, group, like[0], values, *mean_interval(np.array(values), like[0].bounds))
-        for (probe, position, group, _), like in found.items()
-        for values in [tuple(one.value for one in like)]
+        GroupMean(probe, position, group, of[0].over([one.value for one in of]))
+        for (probe, position, group, _), of in found.items()
     )
 
 

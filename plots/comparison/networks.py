@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from landscape.options import counted
@@ -15,7 +14,6 @@ from landscape.results import reader
 from landscape.results.headline_numbers import Measured, measured, numbers
 from landscape.results.protocols import Protocol, optimizer_of, protocol_of, variant_of
 from landscape.results.reader import parameters_of
-from landscape.statistics.seed_groups import mean_interval
 
 NAME = "compare"  # of the command, and of its results in a file
 Digests = dict[tuple[str, bool], set[str]]  # by label, and whether the results are of weights or of a training run
@@ -156,9 +154,7 @@ def _entry(probe: str, network: str, side: str, position: int, alike: Sequence[x
         values = tuple(o.value for data in finished for o in measured(data) if o.name == name)
         if len(set(values)) > 1:  # not the loss at the centre, which all planes share
             planes[name] = values
-            mean, low, high = mean_interval(np.array(values), one.bounds)
-            error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
-            numbers[name] = replace(one, value=mean, error=error, low=low, high=high, n=len(values))
+            numbers[name] = one.over(values)
     return Entry(probe, network, side, position, numbers, last, reader.unfinished(last), planes)
 
 

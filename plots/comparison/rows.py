@@ -51,10 +51,10 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                    "standard_error": one.error, "n": one.n, "low": one.low, "high": one.high,
                    "partial": entry.partial or None}  # fmt: skip
             rows.append(empty | own | _about(one))
-    for mean in comparison.means:
-        own = {"kind": "group", "probe": mean.probe, "protocol": letter(mean.protocol), "group": mean.group,
-               "seeds": str(len(mean.values)), "value": mean.mean, "low": mean.low, "high": mean.high}  # fmt: skip
-        rows.append(empty | own | _about(mean.like))
+    for of in comparison.means:
+        own = {"kind": "group", "probe": of.probe, "protocol": letter(of.protocol), "group": of.group,
+               "seeds": f"{of.mean.n:g}", "value": of.mean.value, "low": of.mean.low, "high": of.mean.high}  # fmt: skip
+        rows.append(empty | own | _about(of.mean))
     for c in comparison.contrasts:
         who = "group" if comparison.groups else "network"
         own = {"kind": "difference", "probe": c.probe, "number": c.number, "unit": c.unit, who: c.first,
@@ -177,16 +177,15 @@ def _network_rows(comparison: Comparison, probe: str, position: int) -> list[Row
 
 
 def _group_rows(comparison: Comparison, probe: str, position: int) -> list[Row]:
-    own = [mean for mean in comparison.means if (mean.probe, mean.protocol) == (probe, position)]
-    columns = _columns(mean.like for mean in own)
+    own = [of for of in comparison.means if (of.probe, of.protocol) == (probe, position)]
+    columns = _columns(of.mean for of in own)
     factor = comparison.groups.factor if comparison.groups else "group"
     rows: dict[str, Row] = {}
     for name in comparison.sides:
-        for mean in own:
-            if mean.group == name:
-                row = rows.setdefault(name, {factor: name, "seeds": "", **dict.fromkeys(columns.values(), "")})
-                row["seeds"] = str(max(len(mean.values), int(row["seeds"] or 0)))
-                row[columns[mean.like.name]] = signed(interval(mean.mean, mean.low, mean.high))
+        for one in (of.mean for of in own if of.group == name):
+            row = rows.setdefault(name, {factor: name, "seeds": "", **dict.fromkeys(columns.values(), "")})
+            row["seeds"] = str(max(int(one.n), int(row["seeds"] or 0)))
+            row[columns[one.name]] = signed(interval(one.value, one.low, one.high))
     return list(rows.values())
 
 

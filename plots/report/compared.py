@@ -42,13 +42,13 @@ def group_means(means: Sequence[GroupMean], groups: grouping.Groups | None) -> H
         return Html("")
     rows: dict[tuple[str, int, str], dict[str, GroupMean]] = {}
     for mean in means:
-        rows.setdefault((mean.probe, mean.protocol, mean.like.name), {})[mean.group] = mean
+        rows.setdefault((mean.probe, mean.protocol, mean.mean.name), {})[mean.group] = mean
     heads = ("probe", "number", *groups.members)
     head = element("tr", *(element("th", element("span", name, class_="title"), scope="col") for name in heads))
     lines = []
     for (probe, position, number), cells in rows.items():
-        like = next(iter(cells.values())).like
-        name = f"{number}{f' ({like.unit})' if like.unit else ''}{f' [{letter(position)}]' if position else ''}"
+        unit = next(iter(cells.values())).mean.unit
+        name = f"{number}{f' ({unit})' if unit else ''}{f' [{letter(position)}]' if position else ''}"
         row = (_mean(cells.get(group), len(members)) for group, members in groups.members.items())
         lines.append(element("tr", element("td", probe), element("td", name), *row))
     body = element("table", element("thead", head), element("tbody", join(lines)), class_="sortable")
@@ -61,13 +61,14 @@ def group_means(means: Sequence[GroupMean], groups: grouping.Groups | None) -> H
     return element("section", element("h2", "Means over seeds"), scroll, element("p", note, class_="note"), id="groups")
 
 
-def _mean(mean: GroupMean | None, members: int) -> Html:
-    if mean is None:
+def _mean(of: GroupMean | None, members: int) -> Html:
+    if of is None:
         return element("td")
-    value, _, ends = signed(interval(mean.mean, mean.low, mean.high)).partition(" ")
+    one = of.mean
+    value, _, ends = signed(interval(one.value, one.low, one.high)).partition(" ")
     within = element("span", f" {ends}", class_="interval") if ends else ""
-    some = element("small", f"of {len(mean.values)} of {members}") if len(mean.values) < members else ""
-    return element("td", value, within, some, data_value=repr(mean.mean))
+    some = element("small", f"of {one.n:g} of {members}") if one.n < members else ""
+    return element("td", value, within, some, data_value=repr(one.value))
 
 
 def _table(data: xr.Dataset, rows: Sequence[Row], age: str) -> Html:

@@ -17,7 +17,6 @@ from landscape.plots.report.next_steps import listed, unfinished
 from landscape.results import reader
 from landscape.results.headline_numbers import Measured, each, measured, numbers
 from landscape.statistics import intervals, paired
-from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.stored import count_of, error_of
 
 Stored = Sequence[tuple[str, xr.Dataset]]
@@ -204,11 +203,8 @@ def _group_measures(means: Sequence[GroupMean]) -> dict[str, dict[str, Measured]
     """Every measure of flatness with the mean of every group over its seeds, and its error over them."""
     found: dict[str, dict[str, Measured]] = {}
     for one in means:
-        if one.like.reading in (FLATTER, FLATTER_ABOVE) and one.protocol == 0 and len(one.values) > 1:
-            _, error = mean_and_standard_error(np.array(one.values))
-            found.setdefault(f"{one.like.name} ({one.probe})", {})[one.group] = replace(
-                one.like, value=one.mean, error=float(error), low=one.low, high=one.high, n=len(one.values)
-            )
+        if one.mean.reading in (FLATTER, FLATTER_ABOVE) and one.protocol == 0 and one.mean.n > 1:
+            found.setdefault(f"{one.mean.name} ({one.probe})", {})[one.group] = one.mean
     return {title: compared for title, compared in found.items() if len(compared) > 1}
 
 
