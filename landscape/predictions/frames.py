@@ -261,7 +261,7 @@ def summaries(data: Mapping[str, np.ndarray], blocks: np.ndarray, seed: int) -> 
         plain = plain if tau else one
         for name, value in one.value.items():
             own, (shift, change) = one.interval(name), one.minus(plain, name)
-            numbers = (value, own.low, own.high, shift, change.low, change.high)
+            numbers: tuple[Any, ...] = (value, own.low, own.high, shift, change.low, change.high)
             for key, number in zip(suffixed(name), numbers, strict=True):
                 found[key].append(float(number))
     return {key: np.array(numbers) for key, numbers in found.items()}
