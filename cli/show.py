@@ -138,12 +138,12 @@ def _checkpoint(file: Path) -> dict[str, Any]:
     from landscape.checkpoints import containers, file_formats, raw_files
 
     files = raw_files.files_of(file)
-    size = sum(part.stat().st_size for part in files)
+    size = sum(files.values())
     rows = {
         "file": str(file),
         "sha256": raw_files.sha256_of(file) if size <= HASHED else f"not computed for {size:,} bytes; run sha256sum",
     }
-    kind = file_formats.format_of(files[0])
+    kind = file_formats.format_of(next(iter(files)))
     if kind.program:
         return rows | {"weights": f"in a {kind.name} program; loading it runs its code: give probes --trust-pickle"}
     found = file_formats.outline_of(file)

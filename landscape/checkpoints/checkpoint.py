@@ -14,7 +14,6 @@ from landscape.checkpoints import file_formats, key_matching, raw_files
 from landscape.checkpoints.containers import FORMAT, Weights, architecture_in, is_native, weights_in
 from landscape.checkpoints.file_formats import Program
 from landscape.checkpoints.file_names import FINAL, FINAL_EMA, model_hint, place_of
-from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
 from landscape.results.replacing import replacing
 from landscape.results.run_key import versions
 
@@ -45,6 +44,7 @@ class Checkpoint:
     missing: tuple[str, ...] = ()  # the model's weights that were left as initialised, once loaded into a model
     others: tuple[str, ...] = ()  # further entries of the file that hold weights
     weights: Weights = "raw"  # of two networks in one state dict, the trained one, or its moving average ("ema")
+    size: int = 0  # bytes of the files
     module: nn.Module | None = field(default=None, repr=False)  # if the file is a program or a pickled module
     batch_size: int = 0  # the only one that a program accepts; 0 for any
     # configuration of an adapter of peft, whose tensors these are; empty for the weights of a whole model
@@ -148,12 +148,14 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
     if not path.is_file() and not path.is_dir():
         raise ValueError(f"{path} is neither a file nor a folder; expected a checkpoint")
     content = file_formats.load(path, trust_pickle=trust_pickle)
+    size = sum(raw_files.files_of(path).values())
     if isinstance(content, nn.Module | Program):
         kind, program = ("program", content) if isinstance(content, Program) else ("pickled module", Program(content))
         weights_of = dict(program.module.state_dict())
         return Checkpoint(
-            path, weights_of, taken=f"the {kind} itself", module=program.module, batch_size=program.batch_size
-        )
+            path, weights_of, taken=f"the {kind} itself", size=size, module=program.module,
+            batch_size=program.batch_size,
+        )  # fmt: skip
     try:
         native = is_native(content)
         averaged = native and weights == "ema" and path.name == FINAL and path.with_name(FINAL_EMA).exists()
@@ -163,8 +165,8 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
     if averaged:
         average = read_checkpoint(path.with_name(FINAL_EMA))
         return replace(average, taken=f"{average.taken}, the moving average beside {FINAL}")
-    check_tensors(path, found.weights)
-    plain = Checkpoint(path, found.weights, taken=found.taken, others=found.others, weights=weights)
+    check_tensors(path, found.weights, size)
+    plain = Checkpoint(path, found.weights, taken=found.taken, others=found.others, weights=weights, size=size)
     if not native:
         if path.is_dir() and raw_files.holds_adapter(path):
             adapter = raw_files.json_of(path / raw_files.ADAPTER_CONFIG)
@@ -203,15 +205,14 @@ def _number(value: object) -> float:
         return float("nan")
 
 
-def check_tensors(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that are not dense numbers, and views that would grow far beyond the file when copied."""
+def check_tensors(path: Path, weights: Mapping[str, Tensor], size: int) -> None:
+    """Refuse tensors that are not dense numbers, and views that would grow far beyond a file of `size` bytes."""
     for name, tensor in weights.items():
         kind = "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else tensor.layout
         if kind is not torch.strided:
             raise ValueError(f"{path}: {name} is a {kind} tensor, expected plain numbers; save it as a dense tensor")
     declared = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-    held = sum(file.stat().st_size for file in raw_files.files_of(path))
-    refuse_oversized(str(path), "tensors", declared, held, expansion=EXPANSION, slack=SLACK)
+    raw_files.refuse_expanding(path, "tensors", declared, size)
 
 
 def state_dict_sha256(state_dict: Mapping[str, Tensor]) -> str:

@@ -225,9 +225,9 @@ def outline_of(path: Path) -> Outline:
     Raises:
         FileNotFoundError, ValueError: a file is missing or damaged, or declares more than it can hold.
     """
-    files = files_of(path)
-    if len(files) == 1:
-        return format_of(files[0]).outline(files[0])
+    first, *more = files = files_of(path)
+    if not more:
+        return format_of(first).outline(first)
     parts = [format_of(file).outline(file) for file in files]
     content = {
         name: entry for part in parts if isinstance(part.content, Mapping) for name, entry in part.content.items()
@@ -245,9 +245,9 @@ def load(path: Path, *, trust_pickle: bool = False) -> Any:
         FileNotFoundError: a shard is missing.
         ValueError: the file has another format, is damaged, or would run code; names what it would call.
     """
-    files = files_of(path)
-    if len(files) == 1:
-        return format_of(files[0]).load(files[0], trust_pickle)
+    first, *more = files = files_of(path)
+    if not more:
+        return format_of(first).load(first, trust_pickle)
     content: dict[str, Any] = {}
     for file in files:
         part = format_of(file).load(file, trust_pickle)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.checkpoints import checkpoint, file_formats
+from landscape.checkpoints import checkpoint, file_formats, raw_files
 from landscape.options import alternatives, naming, printable
 from landscape.plugins import beside, plugins
 
@@ -252,5 +252,6 @@ def _checked(path: Path, taken: str, value: Mapping[str, Any], scaled: bool) -> 
                 f"{path} holds {printable(repr(entries['step']))[:40]} steps of its optimiser, expected a number; save "
                 "its state again"
             )
-    checkpoint.check_tensors(path, {f"{key}.{name}": v for key, name, v in found._entries() if isinstance(v, Tensor)})
+    tensors = {f"{key}.{name}": v for key, name, v in found._entries() if isinstance(v, Tensor)}
+    checkpoint.check_tensors(path, tensors, sum(raw_files.files_of(path).values()))
     return found

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from landscape.options import printable
-from landscape.results.declared_size import EXPANSION, refuse_oversized, refuse_special
+from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized, refuse_special
 
 # files with the weights in a Hugging Face folder, the safe ones first
 IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -114,12 +114,12 @@ def header(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def files_of(path: Path) -> list[Path]:
-    """The files with the weights of a checkpoint: itself, or the shards that a folder or an index names.
+def files_of(path: Path) -> dict[Path, int]:
+    """The files with the weights of a checkpoint, and their bytes: itself, or the shards of a folder or an index.
 
     Raises:
         FileNotFoundError: a shard is missing.
-        ValueError: the folder holds no weights, or its index is damaged or leads out of it.
+        ValueError: the folder holds no weights, its index is damaged or leads out of it, or a file is a pipe.
     """
     if path.is_dir():
         inside = next((path / name for name in (*IN_FOLDER, *ADAPTER) if (path / name).is_file()), None)
@@ -129,12 +129,11 @@ def files_of(path: Path) -> list[Path]:
                 f"or a folder with {' or '.join(IN_FOLDER[::2])}"
             )
         return files_of(inside)
-    refuse_special(path)
     if not path.name.endswith(INDEX):
         for index in (path.with_name(name) for name in IN_FOLDER if name.endswith(INDEX)):
             if SHARD.search(path.name) and index.is_file():
                 raise ValueError(f"{path} is a part of the weights, of which {index} names all; give that one")
-        return [path]
+        return {path: _size(path)}
     table = json_of(path).get("weight_map")
     if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
         raise ValueError(
@@ -148,14 +147,25 @@ def files_of(path: Path) -> list[Path]:
             raise FileNotFoundError(
                 f"{path} names the shard {name}, which is missing; expected all {len(names)} shards beside the index"
             )
-    return [path.parent / name for name in names]
+    return {path.parent / name: _size(path.parent / name) for name in names}
+
+
+def _size(path: Path) -> int:
+    """The bytes of a file. Raises ValueError: it is a pipe or a device, on which reading may wait for ever."""
+    refuse_special(path)
+    return path.stat().st_size
+
+
+def refuse_expanding(path: Path, what: str, declared: int, held: int, slack: int = SLACK) -> None:
+    """Refuse a checkpoint that declares far more bytes than its files hold. Raises ValueError: it does."""
+    refuse_oversized(str(path), what, declared, held, expansion=EXPANSION, slack=slack)
 
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of a checkpoint's bytes; for several files, of their names and digests."""
     files = files_of(path)
     if len(files) == 1:
-        return file_sha256(files[0])
+        return file_sha256(*files)
     return hashlib.sha256("".join(f"{file.name}:{file_sha256(file)};" for file in files).encode()).hexdigest()
 
 
@@ -184,9 +194,8 @@ def holds_adapter(folder: Path) -> bool:
 
 def json_of(path: Path) -> dict[str, Any]:
     """The object in a small JSON file. Raises ValueError: it is far too large, damaged, or not an object."""
-    refuse_special(path)
-    if path.stat().st_size > MAX_TEXT:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, expected a short JSON file; download it again")
+    if (size := _size(path)) > MAX_TEXT:
+        raise ValueError(f"{path} has {size:,} bytes, expected a short JSON file; download it again")
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -4,7 +4,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from landscape.checkpoints.raw_files import files_of
+from landscape.checkpoints.raw_files import refuse_expanding
 from landscape.checkpoints.user_code import guarded, kept_rng
-from landscape.data.memory import available, format_bytes
 from landscape.models.libraries import library
-from landscape.options import OptionError, matching, reading
-from landscape.results.declared_size import EXPANSION, refuse_oversized
+from landscape.options import OptionError, matching, naming
 
-SLACK = 4 * 10**6  # bytes by which a network may exceed `EXPANSION` times the file with its weights
+SLACK = 4 * 10**6  # bytes by which a network may exceed what `refuse_expanding` allows a file with its weights
 MOST_MODULES = 50_000  # in it, which take some seconds and 200 MB without their parameters
 
 
-def refuse_larger(path: Path, what: str, make: Callable[[], nn.Module], *, config: bool = False) -> None:
-    """Refuse a network, in a sentence `what`, that is far larger than the weights of the file that describes it.
-
-    One that a configuration alone describes may be as large as free memory.
+def refuse_larger(path: Path, what: str, make: Callable[[], nn.Module], held: int) -> None:
+    """Refuse a network, in a sentence `what`, that is far larger than the `held` bytes of the weights in its file.
 
     Raises:
         ValueError: it is larger, or has modules without end.
     """
-    held = None if config else sum(file.stat().st_size for file in files_of(path))
+    refuse_size(path, make, lambda count: refuse_expanding(path, what, count, held, SLACK))
 
-    def refuse(count: int) -> None:
-        if held is not None:
-            refuse_oversized(str(path), what, count, held, expansion=EXPANSION, slack=SLACK)
-        elif count > (free := available()):
-            raise ValueError(
-                f"{path} declares {what}, which needs {format_bytes(count)} of memory, and {format_bytes(free)} is free"
-            )
 
+def refuse_size(path: Path, make: Callable[[], nn.Module], refuse: Callable[[int], None]) -> None:
+    """Call `refuse` with the bytes of the network that a file describes, before it takes memory where this can be.
+
+    Raises:
+        ValueError: what `refuse` raises, or the network has modules without end.
+    """
     size = 0
     try:
         with kept_rng(), warnings.catch_warnings(), torch.device("meta"), counting(path, lambda _: None) as count:
@@ -117,6 +111,7 @@ PATTERNS = ("target_modules", "exclude_modules", "layers_pattern")
 RANKED = ("rank_pattern", "alpha_pattern")  # a number by pattern
 
 
+@naming
 def _check(path: Path, adapter: Mapping[str, Any], weights: Mapping[str, Tensor], modules: Sequence[str]) -> None:
     """Refuse a rank that the tensors of the file do not have, and a pattern that is matched without end.
 
@@ -134,10 +129,6 @@ def _check(path: Path, adapter: Mapping[str, Any], weights: Mapping[str, Tensor]
                 matching("pattern", pattern, modules, whole=True)
             except OptionError:
                 raise ValueError(f"{path} has the pattern {text}, which takes too long to match; refused") from None
-
-
-def _refuse(path: Path, held: int, declared: int) -> None:
-    refuse_oversized(str(path), "an adapter", declared, held, expansion=EXPANSION, slack=SLACK)
 
 
 def with_adapter(
@@ -161,14 +152,14 @@ def with_adapter(
         raise ValueError(
             f"{path} is an adapter with {other[0]}, which is not read here; merge it yourself, and save the model"
         )
-    with reading(path):
-        _check(path, adapter, weights, [name for name, _ in model.named_modules()])
+    _check(path, adapter, weights, [name for name, _ in model.named_modules()])
     peft = library("peft")
     trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     given = {name: adapter[name] for name in FIELDS if adapter.get(name) is not None}
+    held = sum(tensor.nbytes for tensor in weights.values())
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # its initial values are drawn, then replaced
         warnings.simplefilter("ignore")  # of the library's own use of transformers
-        with counting(path, partial(_refuse, path, sum(tensor.nbytes for tensor in weights.values()))):
+        with counting(path, lambda count: refuse_expanding(path, "an adapter", count, held, SLACK)):
             wrapped = guarded(str(path), lambda: peft.get_peft_model(model, peft.LoraConfig(**given)))
     wanted = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     lacking, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())

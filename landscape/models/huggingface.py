@@ -1,6 +1,7 @@
 """Build transformers models from a local folder with `config.json`, with or without its weights."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from landscape.checkpoints import file_names, raw_files, user_code
 from landscape.checkpoints.state_dict_loading import quiet_transformers
+from landscape.data.memory import available, format_bytes
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Preprocessing, Resize
 from landscape.models import adapters, libraries
 from landscape.options import reading
@@ -49,7 +51,11 @@ def build(
         def make() -> nn.Module:
             return user_code.guarded(f"hf:{name}", lambda: kind(config))  # type: ignore[no-any-return]
 
-        adapters.refuse_larger(folder, f"a {kind.__name__}", make, config=not raw_files.holds_model(folder))
+        if raw_files.holds_model(folder):
+            held = sum(raw_files.files_of(folder).values())
+            adapters.refuse_larger(folder, f"a {kind.__name__}", make, held)
+        else:
+            adapters.refuse_size(folder, make, partial(_refuse_beyond_memory, folder, f"a {kind.__name__}"))
         if not weights:
             return make()
         options = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
@@ -62,6 +68,13 @@ def build(
             f"({first}); give weights with a classifier"
         )
     return model  # type: ignore[no-any-return]
+
+
+def _refuse_beyond_memory(folder: Path, what: str, count: int) -> None:
+    if count > (free := available()):
+        raise ValueError(
+            f"{folder} declares {what}, which needs {format_bytes(count)} of memory, and {format_bytes(free)} is free"
+        )
 
 
 def _check_depth(folder: Path, config: Mapping[str, Any]) -> None:

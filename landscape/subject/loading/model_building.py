@@ -97,7 +97,7 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
 def _described(spec: Spec, stored: Checkpoint | None, name: str, make: Callable[[], nn.Module]) -> nn.Module:
     """A network of the user's choice, or the one that a file names, which may be no larger than its weights allow."""
     if stored is not None and (not spec.model or (stored.arch and name.endswith(f":{stored.arch}"))):
-        adapters.refuse_larger(stored.path, f"a {name}", make)
+        adapters.refuse_larger(stored.path, f"a {name}", make, stored.size)
     return make()
 
 
