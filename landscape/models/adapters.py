@@ -26,7 +26,11 @@ def refuse_larger(path: Path, what: str, make: Callable[[], nn.Module], held: in
     Raises:
         ValueError: it is larger, or has modules without end.
     """
-    refuse_size(path, make, lambda count: refuse_expanding(path, what, count, held, SLACK))
+
+    def refuse(count: int) -> None:
+        refuse_expanding(path, what, count, held, SLACK)
+
+    refuse_size(path, make, refuse)
 
 
 def refuse_size(path: Path, make: Callable[[], nn.Module], refuse: Callable[[int], None]) -> None:
