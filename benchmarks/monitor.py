@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 import landscape
 from landscape import models
+from landscape.checkpoints.libraries import library
 from landscape.data.dataset import Batches
-from landscape.models.libraries import library
 from landscape.monitoring import budget, monitor
 from landscape.training.training_set import splits
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.models.libraries import library
+from landscape.checkpoints.libraries import library
 
 CLASSES = 5
 MOST_PARAMETERS = 2.5e7  # of a configuration that could not be made tiny

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from landscape.models.libraries import library
+from landscape.checkpoints.libraries import library
 from landscape.models.resnet import ResNet
 
 

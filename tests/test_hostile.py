@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 import landscape.data
 from landscape import models, options
 from landscape.checkpoints import file_formats
+from landscape.checkpoints.adapters import with_adapter
 from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.cli.main import exit_code
 from landscape.data import cifar, decoding, memory
@@ -33,7 +34,6 @@ from landscape.data.decoding import opened
 from landscape.exchange import csv_files
 from landscape.exchange.tomgoldstein import read_surface
 from landscape.models import huggingface
-from landscape.models.adapters import with_adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 

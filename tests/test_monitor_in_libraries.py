@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from landscape.checkpoints.libraries import library
 from landscape.cli.main import exit_code
-from landscape.models.libraries import library
 from landscape.results import reader
 
 ROOT = Path(__file__).parent.parent

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import landscape
+from landscape.checkpoints.libraries import library
 from landscape.layers.cka import centred_kernel, hsic
 from landscape.layers.padding import Counted, without_padding
 from landscape.layers.selection import layers_of
-from landscape.models.libraries import library
 
 LENGTHS, TOKENS = (6, 4, 3, 5, 6, 2), 6
 SIZES = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 8}

@@ -17,9 +17,10 @@ from torch import nn
 
 import landscape
 from landscape import models
+from landscape.checkpoints import libraries
 from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from landscape.data.preprocessing import Resize
-from landscape.models import huggingface, libraries, providers
+from landscape.models import huggingface, providers
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian

@@ -28,7 +28,7 @@ import planes
 from measuring import header, row
 
 import landscape
-from landscape.models.libraries import library
+from landscape.checkpoints.libraries import library
 from landscape.products.hvp_backends import curvature
 
 PAGE = Path(__file__).parents[1] / "AUDIT.md"

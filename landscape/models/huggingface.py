@@ -8,11 +8,10 @@ from typing import Any
 from PIL import Image
 from torch import nn
 
-from landscape.checkpoints import file_names, raw_files, user_code
+from landscape.checkpoints import adapters, file_names, libraries, raw_files, user_code
 from landscape.checkpoints.state_dict_loading import quiet_transformers
 from landscape.data.memory import available, format_bytes
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Preprocessing, Resize
-from landscape.models import adapters, libraries
 from landscape.options import reading
 
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_sequence_length", "n_ctx")

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from landscape.checkpoints import file_names, raw_files
+from landscape.checkpoints import file_names, libraries, raw_files
 from landscape.checkpoints.user_code import guarded, import_callable, parameters_of, spec_sha256, takes_any
 from landscape.data.preprocessing import Crop, Preprocessing, Resize
-from landscape.models import SIZES, huggingface, libraries
+from landscape.models import SIZES, huggingface
 
 # Arguments of a source's networks: the number of classes, and the side of the images.
 ARGUMENTS: Mapping[str, tuple[str, str]] = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from landscape.models.libraries import library
+from landscape.checkpoints.libraries import library
 from landscape.monitoring.measurement import optimizer_in_use
 from landscape.monitoring.monitor import Monitor
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from torch import nn
 
 from landscape.checkpoints import file_names, raw_files, snapshots
+from landscape.checkpoints.adapters import FIELDS
 from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from landscape.checkpoints.key_matching import renamed_by_timm
 from landscape.checkpoints.snapshots import Snapshot, of_run
 from landscape.checkpoints.state_dict_loading import load_into
-from landscape.models.adapters import FIELDS
 from landscape.subject.loading import checks, smoothing
 from landscape.subject.loading.model_building import with_weights
 from landscape.subject.mc_dropout import as_is, with_members

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import landscape
-from landscape.models.libraries import library
+from landscape.checkpoints.libraries import library
 
 STEPS, BATCH, CONTEXT, CHARACTERS = 3000, 8, 64, 4_000_000
 SIZE = {"n_positions": CONTEXT, "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}

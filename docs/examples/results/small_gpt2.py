@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from landscape.models.libraries import library
+from landscape.checkpoints.libraries import library
 
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 CONTEXT, BATCH, HELD_OUT = 128, 16, 0.1

@@ -11,12 +11,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from landscape import models
+from landscape.checkpoints import adapters
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.key_matching import renamed_by_timm
 from landscape.checkpoints.state_dict_loading import load_into, with_model_keys
 from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data.dataset import Images
-from landscape.models import adapters, providers
+from landscape.models import providers
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
 from landscape.subject.spec import Spec

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
+from landscape.checkpoints.libraries import library
 from landscape.checkpoints.raw_files import refuse_expanding
 from landscape.checkpoints.user_code import guarded, kept_rng
-from landscape.models.libraries import library
 from landscape.options import OptionError, matching, naming
 
 SLACK = 4 * 10**6  # bytes by which a network may exceed what `refuse_expanding` allows a file with its weights
