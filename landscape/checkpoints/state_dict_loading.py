@@ -247,3 +247,14 @@ def with_model_keys(state_dict: Mapping[str, T], wanted: set[str]) -> dict[str, 
     found = match_keys(state_dict, wanted)
     names = {own: name for name, own in found.names.items()} | {own: own for own in found.unexpected}
     return {names[own]: value for own, value in state_dict.items() if own in names}
+
+
+def classes_in(state_dict: Mapping[str, Tensor], model: nn.Module) -> int | None:
+    """The number of classes of weights that differ from a model's only in the number of rows, else None."""
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    fitted = with_model_keys(renamed_by_timm(model, state_dict) or state_dict, set(own))
+    pairs = {(tuple(fitted[name].shape), shape) for name, shape in own.items() if name in fitted}
+    differing = [(there, here) for there, here in pairs if there != here]
+    rows = {there[:1] for there, _ in differing}
+    alike = all(there[1:] == here[1:] and there and here for there, here in differing)
+    return rows.pop()[0] if len(rows) == 1 and alike else None

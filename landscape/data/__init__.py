@@ -15,9 +15,9 @@ from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.data.preprocessing import Resize, resize_images, resized
 from landscape.data.sample_reading import Request
-from landscape.data.sampling import Samples, Split, subset
+from landscape.data.sampling import Samples, Split, number_of, subset
 from landscape.data.structure import BatchLayout
-from landscape.options import at_least, one_of, parse_count, reading
+from landscape.options import at_least, one_of, reading
 from landscape.plugins import place_of
 
 __all__ = ["NAMES", "Augmentation", "BatchLayout", "BatchList", "Batches", "Images", "Split", "load", "load_batches"]
@@ -78,7 +78,7 @@ def load_batches(
         ValueError: the name is unknown, a file is damaged, or values do not match.
     """
     one_of("split", split, get_args(Split))
-    parse_count("samples", samples, 100)
+    number_of(samples, 100)
     at_least("image_size", 1 if image_size is None else image_size, 1)
     name = place_of("data", name)
     if numpy_files.is_tokens(name):

@@ -15,8 +15,9 @@ from landscape.checkpoints.user_code import fixed_rng, guarded, rng_states
 from landscape.data.dataset import BatchList, Images, count_of, number_of_classes, uneven
 from landscape.data.memory import GrowingTensor
 from landscape.data.sample_reading import Request, are_class_numbers, listed_targets, read_item
+from landscape.data.sampling import number_of
 from landscape.data.structure import Nested, as_tensors, common_length, map_tensors, rows_of, tensors_in
-from landscape.options import first_line, listed, parse_count
+from landscape.options import first_line, listed
 
 
 class ShapesDiffer(ValueError):
@@ -161,7 +162,7 @@ def _wanted(request: Request, total: int | None) -> int | None:
     """Number of samples asked for; None for all of an unknown number."""
     if total is None and request.samples in (None, "all"):
         return None
-    return parse_count("samples", request.samples, total or UNKNOWN)
+    return number_of(request.samples, total or UNKNOWN)
 
 
 def _plain(

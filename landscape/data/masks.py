@@ -17,7 +17,6 @@ from landscape.data.dataset import BatchList, Images, lowest_target, number_of_c
 from landscape.data.image_folder import SPLITS, is_picture
 from landscape.data.numpy_files import mapped
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, rgb
-from landscape.options import parse_count
 
 UNLABELLED = -1  # what `with_unlabelled` writes; every negative class number means the same
 _log = logging.getLogger(__name__)
@@ -165,7 +164,7 @@ def load(name: str, *, split: sampling.Split, samples: sampling.Samples, ordered
         pictures = [picture for picture in pictures if picture.stem in by_stem]
     if not any(picture.stem in by_stem for picture in pictures):
         raise ValueError(f"no mask of {masks[0].parent} has the name of a picture ({masks[0].stem}); name them alike")
-    count = parse_count("samples", samples, len(pictures))
+    count = sampling.number_of(samples, len(pictures))
     rows = np.arange(count) if ordered else sampling.shuffled(len(pictures))[:count]
     chosen = [pictures[row] for row in rows]
     inputs = _decoded(name, chosen)

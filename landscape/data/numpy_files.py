@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 
 from landscape.data import dataset, memory, preprocessing, sampling
 from landscape.data.image_folder import SPLITS
-from landscape.options import OptionError, at_least, parse_count
+from landscape.options import OptionError, at_least
 from landscape.results.declared_size import SLACK, refuse_oversized
 
 PACKED = 64  # largest ratio of an array to its compressed file, such as one of masks
@@ -79,7 +79,7 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: sampling.Samples, 
     y = y.astype(np.int64) if y.dtype == bool else y
     labels = np.asarray(y[:, 0] if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "ui" else y)
     numbers = labels.ndim == 1 and labels.dtype.kind in "ui"
-    every = np.arange(parse_count("samples", samples, len(x)))
+    every = np.arange(sampling.number_of(samples, len(x)))
     rows = sampling.subset(labels.astype(np.int64), samples) if numbers and not ordered else every
     memory.require(name, len(rows), x.dtype.itemsize * math.prod(x.shape[1:]))
     taken = np.empty((len(rows), *x.shape[1:]), _of_torch(x.dtype))
@@ -229,7 +229,7 @@ def load_tokens(name: str, *, samples: sampling.Samples, block_size: int | None)
             f"{name} has {array.size} tokens, too few for a block of {block_size or 1} and the token after it; "
             "give a smaller --block-size or a longer file"
         )
-    selected = sampling.shuffled(count)[: parse_count("samples", samples, count)]
+    selected = sampling.shuffled(count)[: sampling.number_of(samples, count)]
     rows = [array[i * length :][: length + 1] if array.ndim == 1 else array[i, : length + 1] for i in selected]
     tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
     if tokens.min() < 0:

@@ -47,4 +47,9 @@ def subset(targets: np.ndarray, samples: Samples, *, ordered: bool = False) -> n
     `ordered`: the first ones in the order of the source, for frames of a stream.
     """
     order = np.arange(len(targets)) if ordered else balanced(targets)
-    return order[: parse_count("samples", samples, len(targets))]
+    return order[: number_of(samples, len(targets))]
+
+
+def number_of(samples: Samples, available: int) -> int:
+    """How many of the available samples are asked for. Raises OptionError: it is below 1, or no number or share."""
+    return parse_count("samples", samples, available)

@@ -15,8 +15,7 @@ from landscape.checkpoints.user_code import fixed_rng, guarded, import_callable,
 from landscape.data import iterables, memory, structure
 from landscape.data.dataset import BatchList, Images, number_of_classes, square_side
 from landscape.data.sample_reading import Request, are_class_numbers, listed_targets, read_item
-from landscape.data.sampling import Split, balanced, shuffled, subset
-from landscape.options import parse_count
+from landscape.data.sampling import Split, balanced, number_of, shuffled, subset
 from landscape.probe import derived_seed
 
 SPLIT = "split"  # parameter of a callable that returns the train or the test part
@@ -104,7 +103,7 @@ def _from_pair(request: Request, inputs: Tensor, targets: Tensor) -> Images:
             f"{request.name} returned inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}; "
             "expected the same number of rows in both, at least one"
         )
-    count, classes = parse_count("samples", request.samples, len(inputs)), number_of_classes(targets)
+    count, classes = number_of(request.samples, len(inputs)), number_of_classes(targets)
     about = request.name, classes, square_side(inputs)
     return Images(inputs[:count], targets[:count], *about, available=len(inputs))
 
@@ -123,7 +122,7 @@ def _from_whole(request: Request, made: Any) -> Images | BatchList:
     inputs, targets = request.read("its data", converted)
     if request.is_pair(made, (inputs, targets)):
         return _from_pair(request, inputs, targets)
-    taken = iterables.from_rows(converted, parse_count("samples", request.samples, rows), request)
+    taken = iterables.from_rows(converted, number_of(request.samples, rows), request)
     return replace(taken, available=rows)
 
 
@@ -135,7 +134,7 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
     name = request.name
     if not len(dataset):
         raise ValueError(f"{name} returned an empty {type(dataset).__name__}; expected at least one item")
-    listed, count = listed_targets(dataset), parse_count("samples", request.samples, len(dataset))
+    listed, count = listed_targets(dataset), number_of(request.samples, len(dataset))
     unlisted = listed is None and not request.ordered
     drawing = unlisted and count < len(dataset)
     order = shuffled(len(dataset))[:count] if drawing else np.arange(count)

@@ -286,19 +286,16 @@ def loss_of(spec: str | Callable[[Any, Any], Any]) -> Loss:
         OptionError: there is no loss of that name.
         FileNotFoundError, ValueError: the callable cannot be loaded.
     """
-    if not isinstance(spec, str):
-        return _of_callable(spec, "")
-    if not spec:
-        return DEFAULT
-    if spec in NAMES:
-        return Loss(NAMES[spec], spec)
-    refuse_file_alone("loss", spec)
-    if ":" not in spec:
-        raise invalid("loss", spec, f"{', '.join(NAMES)}, or file.py:callable")
-    return _of_callable(import_callable(spec), spec)
-
-
-def _of_callable(function: Callable[[Any, Any], Any], name: str) -> Loss:
+    name, function = "", spec
+    if isinstance(spec, str):
+        if not spec:
+            return DEFAULT
+        if spec in NAMES:
+            return Loss(NAMES[spec], spec)
+        refuse_file_alone("loss", spec)
+        if ":" not in spec:
+            raise invalid("loss", spec, f"{', '.join(NAMES)}, or file.py:callable")
+        name, function = spec, import_callable(spec)
     known = next((key for key, losses in NAMES.items() if losses is function), None)
     if known is not None:
         return Loss(function, "" if function is cross_entropy else known)

@@ -22,7 +22,7 @@ from landscape.subject import losses, mc_dropout, precision, process_group, rest
 from landscape.subject.device import HALF, converted, converted_copy, is_on
 from landscape.subject.device import device as device_of
 from landscape.subject.loading import adaptation, checks, code_identity, next_tokens, preprocessing
-from landscape.subject.loading.model_building import architecture_of, build, shaped, with_weights
+from landscape.subject.loading.model_building import build, shaped, with_architecture, with_weights
 from landscape.subject.loading.smoothing import insert, options_of, smoothed
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Origin, Subject
@@ -152,13 +152,14 @@ NO_OBJECTS = Objects()
 def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> Subject:
     """Load a subject from its spec, for example in another process."""
     device, module = device_of(spec.device), objects.module
-    stored = _read(spec)
     loss = losses.loss_of(objects.loss or spec.loss)
+    stored = read_checkpoint(spec.checkpoint, **spec.reading) if spec.checkpoint else None
     layout = cache(partial(_layout, spec, stored, module, loss.takes_model))
     given = preprocessing.DataObject(
         objects.data, objects.classes, layout, loss.takes_batch, loss.function is losses.cross_entropy
     )
-    named, filled = preprocessing.described(spec, stored)
+    named = with_architecture(spec, stored)
+    filled = preprocessing.with_provider(named, stored)
     early = _model_before_images(filled, stored)
     spec, images = preprocessing.resolved(named, filled, stored, given)
     of = images if isinstance(images, Images) else None
@@ -170,7 +171,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         if stored.batch_size and isinstance(images, Images):
             checks.refuse_batch_size(stored, spec, len(images))
     else:
-        model = build(spec, None, of) if module is None else shaped(module, "the module")
+        model = shaped(build(spec, None, of), spec.model) if module is None else shaped(module, "the module")
     first = next(model.parameters(), None)
     if first is None:
         raise ValueError(f"the model ({type(model).__name__}) has no parameters: there is nothing to measure")
@@ -213,14 +214,14 @@ def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
         spec = replace(spec, checkpoint=snapshots.checkpoint_of(spec.checkpoint, **spec.reading))
     elif not spec.model:
         spec = replace(spec, checkpoint=newest_checkpoint())
-    stored = _read(spec)
+    stored = read_checkpoint(spec.checkpoint, **spec.reading) if spec.checkpoint else None
     arguments = spec.model_arg
     if spec.model in models.NAMES and not stored:
         arguments = {"image_size": spec.image_size or 224, **arguments}
-    spec = replace(spec, model=spec.model or architecture_of(stored), model_arg=arguments, logits=False)
+    spec = replace(with_architecture(spec, stored), model_arg=arguments, logits=False)
     own = preprocessing.of_provider(spec, stored)
     size = spec.image_size or (stored.data.get("size") if stored else 0) or (own.size if own else 0) or 224
-    model = with_weights(spec, stored, None)[0] if stored else build(spec, None, None)
+    model = with_weights(spec, stored, None)[0] if stored else shaped(build(spec, None, None), spec.model)
     model, size = model.eval(), int(arguments.get("image_size", size))
     if smoothing := options_of(spec, stored.recipe if stored else None):
         insert(model, smoothing, example(model, size))
@@ -234,12 +235,6 @@ def example(model: nn.Module, size: int) -> Tensor:
         context = getattr(model.config, "max_position_embeddings", None)
         return torch.randint(vocabulary, (2, min(16, context) if isinstance(context, int) else 16))
     return torch.randn(2, 3, size, size, dtype=next(model.parameters()).dtype)
-
-
-def _read(spec: Spec) -> Checkpoint | None:
-    if spec.checkpoint is None:
-        return None
-    return read_checkpoint(spec.checkpoint, **spec.reading)
 
 
 def unwrapped(module: nn.Module, *, divided: bool = False) -> nn.Module:
@@ -276,5 +271,5 @@ def _part(
 def _layout(spec: Spec, stored: Checkpoint | None, module: nn.Module | None, called_by_loss: bool) -> BatchLayout:
     """How the model is called: of one that a spec names, from a model built for this purpose alone."""
     if module is None:
-        module = build(replace(spec, model=spec.model or architecture_of(stored)), stored, None)
+        module = build(with_architecture(spec, stored), stored, None)
     return replace(BatchLayout.of(module.forward), called_by_loss=called_by_loss)

@@ -13,8 +13,7 @@ from torch.nn.parameter import is_lazy
 from landscape import models
 from landscape.checkpoints import adapters
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.checkpoints.key_matching import renamed_by_timm
-from landscape.checkpoints.state_dict_loading import load_into, with_model_keys
+from landscape.checkpoints.state_dict_loading import classes_in, load_into
 from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data.dataset import Images
 from landscape.models import providers
@@ -34,8 +33,7 @@ def build(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Mo
     """
     with torch.random.fork_rng(devices=[]):  # a module's own initialisation draws from the global generator
         torch.default_generator.manual_seed(spec.seed)
-        module = _built(spec, stored, images)
-        return shaped(module, spec.model) if stored is None else module  # whose file gives the shapes of lazy layers
+        return _built(spec, stored, images)
 
 
 def shaped(module: nn.Module, name: str) -> nn.Module:
@@ -45,15 +43,15 @@ def shaped(module: nn.Module, name: str) -> nn.Module:
     return module
 
 
-def architecture_of(stored: Checkpoint | None) -> str:
-    """The model that a foreign checkpoint names and that a library or its folder builds; "" if there is none."""
-    if stored is None or stored.native:
-        return ""
+def with_architecture(spec: Spec, stored: Checkpoint | None) -> Spec:
+    """The spec with the model that a foreign checkpoint names and a library or its folder builds, if it has none."""
+    if spec.model or stored is None or stored.native:
+        return spec
     whole = stored.path.is_dir() and stored.arch.startswith("hf:")  # a folder that builds its model
     name = stored.arch if whole else providers.of_architecture(stored.arch)
     if name:
         log.info("architecture %s, as %s says", name, stored.path)
-    return name
+    return replace(spec, model=name)
 
 
 def refuse_code(stored: Checkpoint, what: str, name: str) -> str:
@@ -73,11 +71,26 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
     if not name or (stored and name == stored.model):
         arguments = {**(stored.model_args if stored else {}), **arguments}
         name = name or _native_name(stored)
+    wanted = ModelRequest(
+        name, arguments, images.classes if images else None, spec.image_size,
+        weights=stored is None or bool(stored.adapter),
+    )  # fmt: skip
     if name in models.NAMES:
-        if images is not None:
-            arguments = {"classes": images.classes, "image_size": images.size, **arguments}
-        arguments = {"classes": 10, "image_size": 32, **arguments}
-        return _described(spec, stored, name, partial(models.build, name, **arguments))
+        sizes = {"classes": images.classes, "image_size": images.size} if images else {"classes": 10, "image_size": 32}
+        make: Callable[[], nn.Module] = partial(models.build, name, **{**sizes, **arguments})
+    else:
+        _refuse_unknown(name)
+        make = partial(providers.build, wanted)
+    # what a file names may be no larger than its weights allow
+    if stored is not None and (not spec.model or (stored.arch and name.endswith(f":{stored.arch}"))):
+        adapters.refuse_larger(stored.path, f"a {name}", make, stored.size)
+    module = make()
+    classes = classes_in(stored.state_dict, module) if stored and wanted.source and not stored.adapter else None
+    return providers.build(replace(wanted, classes=classes)) if classes else module
+
+
+def _refuse_unknown(name: str) -> None:
+    """Reject a name that is none of our models, unless it names a source or a callable."""
     refuse_file_alone("model", f"{name}.py" if Path(f"{name}.py").is_file() else name)
     if ":" not in name:
         if source := providers.spec_of(name):
@@ -86,20 +99,6 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
             models.build(name, classes=10, image_size=32)  # raises with the near names
         except ValueError as error:
             raise ValueError(f"{error}; of libraries: timm:NAME, torchvision:NAME, hf:FOLDER") from None
-    wanted = ModelRequest(
-        name, arguments, images.classes if images else None, spec.image_size,
-        weights=stored is None or bool(stored.adapter),
-    )  # fmt: skip
-    module = _described(spec, stored, name, partial(providers.build, wanted))
-    classes = _classes_in(stored, module) if stored and wanted.source and not stored.adapter else None
-    return providers.build(replace(wanted, classes=classes)) if classes else module
-
-
-def _described(spec: Spec, stored: Checkpoint | None, name: str, make: Callable[[], nn.Module]) -> nn.Module:
-    """A network of the user's choice, or the one that a file names, which may be no larger than its weights allow."""
-    if stored is not None and (not spec.model or (stored.arch and name.endswith(f":{stored.arch}"))):
-        adapters.refuse_larger(stored.path, f"a {name}", make, stored.size)
-    return make()
 
 
 def _native_name(stored: Checkpoint | None) -> str:
@@ -109,17 +108,6 @@ def _native_name(stored: Checkpoint | None) -> str:
         named = f" (of {stored.arch})" if stored and stored.arch else ""
         raise ValueError(f"{where}{named}; name the architecture with --model NAME or --model file.py:callable")
     return refuse_code(stored, "model", stored.model)
-
-
-def _classes_in(stored: Checkpoint, module: nn.Module) -> int | None:
-    """The number of classes of a file whose tensors differ from the module's only in the number of rows, else None."""
-    own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    fitted = with_model_keys(renamed_by_timm(module, stored.state_dict) or stored.state_dict, set(own))
-    pairs = {(tuple(fitted[name].shape), shape) for name, shape in own.items() if name in fitted}
-    differing = [(there, here) for there, here in pairs if there != here]
-    rows = {there[:1] for there, _ in differing}
-    alike = all(there[1:] == here[1:] and there and here for there, here in differing)
-    return rows.pop()[0] if len(rows) == 1 and alike else None
 
 
 def with_weights(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple[nn.Module, Checkpoint]:

@@ -19,7 +19,7 @@ from landscape.data.preprocessing import IMAGENET_MEAN, Preprocessing, Resize, p
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
-from landscape.subject.loading.model_building import architecture_of, refuse_code
+from landscape.subject.loading.model_building import refuse_code
 from landscape.subject.spec import Spec
 
 MOST_PIXELS = 8192  # largest image side that a checkpoint may ask for
@@ -57,16 +57,10 @@ def sharing_images() -> Iterator[None]:
         _shared.reset(token)
 
 
-def described(spec: Spec, stored: Checkpoint | None) -> tuple[Spec, Spec]:
-    """The spec with the model that a foreign checkpoint names, and that with its provider's preprocessing as well."""
-    named = replace(spec, model=spec.model or architecture_of(stored))
-    return named, _with_provider(named, stored)
-
-
 def resolved(
     named: Spec, filled: Spec, stored: Checkpoint | None, given: DataObject = NAMED
 ) -> tuple[Spec, Images | BatchList]:
-    """Of the two specs of `described` the one that applies, and the images that it loads.
+    """The spec that applies, as `named` or `filled` with the provider's values, and the images that it loads.
 
     Preprocessing and context length are the provider's. Inputs that are used as they are (floating-point tensors) have
     no preprocessing to fill in.
@@ -104,7 +98,7 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
     Raises:
         ValueError: neither names the data, or the checkpoint's description is invalid.
     """
-    loaded = _of_object(spec, given) if given.made is not None else _of_name(spec, stored, given)
+    loaded = _of_name(spec, stored, given) if given.made is None else _of_object(spec, given)
     loaded = with_class_numbers(loaded) if given.by_class else loaded
     marked = with_unlabelled(loaded, spec.ignore_index, keep=spec.ordered) if given.by_class else loaded
     if marked is loaded and spec.ignore_index != Spec.ignore_index:
@@ -175,7 +169,7 @@ def _of_object(spec: Spec, given: DataObject) -> Images | BatchList:
     return loaded
 
 
-def _with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
+def with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
     """The spec with the provider's preprocessing or context length.
 
     The crop is meant for photographs: the small images of a named data set are not cropped unless it is asked for.
