@@ -219,8 +219,8 @@ def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
     if spec.model in models.NAMES and not stored:
         arguments = {"image_size": spec.image_size or 224, **arguments}
     spec = replace(with_architecture(spec, stored), model_arg=arguments, logits=False)
-    own = preprocessing.of_provider(spec, stored)
-    size = spec.image_size or (stored.data.get("size") if stored else 0) or (own.size if own else 0) or 224
+    provided = preprocessing.with_provider(spec, stored).image_size
+    size = spec.image_size or (stored.data.get("size") if stored else 0) or provided or 224
     model = with_weights(spec, stored, None)[0] if stored else shaped(build(spec, None, None), spec.model)
     model, size = model.eval(), int(arguments.get("image_size", size))
     if smoothing := options_of(spec, stored.recipe if stored else None):

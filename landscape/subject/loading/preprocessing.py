@@ -83,13 +83,6 @@ def resolved(
     return filled, images
 
 
-def of_provider(spec: Spec, stored: Checkpoint | None) -> Preprocessing | None:
-    """The preprocessing that a model's provider states; None for our own models, callables and native checkpoints."""
-    if ":" not in spec.model or (stored is not None and stored.native):
-        return None
-    return providers.preprocessing(ModelRequest(spec.model, spec.model_arg, image_size=spec.image_size))
-
-
 def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED) -> Images | BatchList:
     """The samples of an object, or those of a resolved spec, which are the checkpoint's where the spec names none.
 
@@ -170,14 +163,18 @@ def _of_object(spec: Spec, given: DataObject) -> Images | BatchList:
 
 
 def with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
-    """The spec with the provider's preprocessing or context length.
+    """The spec with the preprocessing or context length that a model's provider states.
 
+    There is none for our own models, callables and native checkpoints.
     The crop is meant for photographs: the small images of a named data set are not cropped unless it is asked for.
     """
+    request = ModelRequest(spec.model, spec.model_arg, image_size=spec.image_size)
     if spec.block_size is None and spec.data.endswith(numpy_files.SUFFIX):
-        length = providers.context(ModelRequest(spec.model, spec.model_arg))
+        length = providers.context(request)
         return replace(spec, block_size=min(length, LONGEST)) if length else spec
-    own = of_provider(spec, stored)
+    if ":" not in spec.model or (stored is not None and stored.native):
+        return spec
+    own = providers.preprocessing(request)
     if own is None:
         return spec
     if spec.data and masks.folder_of_split(Path(spec.data).expanduser(), spec.split):  # which is never resized
