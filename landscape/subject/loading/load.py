@@ -102,13 +102,10 @@ def load(
     options["loss"] = loss if isinstance(loss, str) else ""
     if classes is not None:
         at_least("classes", classes, 1)
-    if isinstance(checkpoint, nn.Module):
-        with user_code.kept_rng():
-            return load_spec(Spec(**options), objects, label=label)
-    if checkpoint is not None:
-        path: Path | None = snapshots.checkpoint_of(Path(checkpoint), **Spec(**options).reading)
+    if isinstance(checkpoint, str | Path):
+        path: Path | None = Path(checkpoint)
     else:
-        path = None if options.get("model") else newest_checkpoint()
+        path = None if module is not None or options.get("model") else newest_checkpoint()
     with user_code.kept_rng():
         subject = load_spec(Spec(checkpoint=path, **options), objects, label=label)
     if subject.checkpoint is not None:
@@ -153,6 +150,8 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     """Load a subject from its spec, for example in another process."""
     device, module = device_of(spec.device), objects.module
     loss = losses.loss_of(objects.loss or spec.loss)
+    if spec.checkpoint is not None:
+        spec = replace(spec, checkpoint=snapshots.checkpoint_of(spec.checkpoint, **spec.reading))
     stored = read_checkpoint(spec.checkpoint, **spec.reading) if spec.checkpoint else None
     layout = cache(partial(_layout, spec, stored, module, loss.takes_model))
     given = preprocessing.DataObject(
@@ -210,10 +209,10 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
 
 def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
     """A model without data, in eval mode on the CPU, and its image size (224 if nothing says it)."""
+    if spec.checkpoint is None and not spec.model:
+        spec = replace(spec, checkpoint=newest_checkpoint())
     if spec.checkpoint is not None:
         spec = replace(spec, checkpoint=snapshots.checkpoint_of(spec.checkpoint, **spec.reading))
-    elif not spec.model:
-        spec = replace(spec, checkpoint=newest_checkpoint())
     stored = read_checkpoint(spec.checkpoint, **spec.reading) if spec.checkpoint else None
     arguments = spec.model_arg
     if spec.model in models.NAMES and not stored:
