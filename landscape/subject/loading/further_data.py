@@ -14,7 +14,6 @@ from landscape.data.masks import with_unlabelled
 from landscape.options import OptionError, alternatives, did_you_mean, require
 from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.loading import adaptation, checks, load, next_tokens
-from landscape.subject.loading.model_building import with_architecture
 from landscape.subject.loading.preprocessing import DataObject, load_images, resolved, with_provider
 from landscape.subject.losses import MEANINGS, NAMES, Loss, cross_entropy, loss_of
 from landscape.subject.spec import NO_OTHER_SPLIT, Spec, Split
@@ -128,8 +127,7 @@ def _read(subject: Subject, spec: Spec, loss: Loss) -> tuple[Spec, dataset.Image
         spec = replace(spec, block_size=subject.images.inputs.shape[1] if subject.images.sequences else None)
     layout = replace(structure.BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
     given = DataObject(None, None, lambda: layout, loss.takes_batch, loss.function is cross_entropy)
-    named = with_architecture(spec, subject.checkpoint)
-    spec, samples = resolved(named, with_provider(named, subject.checkpoint), subject.checkpoint, given)
+    spec, samples = resolved(spec, with_provider(spec, subject.checkpoint), subject.checkpoint, given)
     return spec, samples.for_device(subject.device)
 
 

@@ -157,10 +157,9 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     given = preprocessing.DataObject(
         objects.data, objects.classes, layout, loss.takes_batch, loss.function is losses.cross_entropy
     )
-    named = with_architecture(spec, stored)
-    filled = preprocessing.with_provider(named, stored)
+    filled = preprocessing.with_provider(spec, stored)
     early = _model_before_images(filled, stored)
-    spec, images = preprocessing.resolved(named, filled, stored, given)
+    spec, images = preprocessing.resolved(spec, filled, stored, given)
     of = images if isinstance(images, Images) else None
     if stored is not None:
         if early is None or spec != filled:

@@ -19,7 +19,7 @@ from landscape.data.preprocessing import IMAGENET_MEAN, Preprocessing, Resize, p
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
-from landscape.subject.loading.model_building import refuse_code
+from landscape.subject.loading.model_building import refuse_code, with_architecture
 from landscape.subject.spec import Spec
 
 MOST_PIXELS = 8192  # largest image side that a checkpoint may ask for
@@ -58,13 +58,14 @@ def sharing_images() -> Iterator[None]:
 
 
 def resolved(
-    named: Spec, filled: Spec, stored: Checkpoint | None, given: DataObject = NAMED
+    spec: Spec, filled: Spec, stored: Checkpoint | None, given: DataObject = NAMED
 ) -> tuple[Spec, Images | BatchList]:
-    """The spec that applies, as `named` or `filled` with the provider's values, and the images that it loads.
+    """The spec that applies, `filled` by `with_provider` or with its model alone, and the images that it loads.
 
     Preprocessing and context length are the provider's. Inputs that are used as they are (floating-point tensors) have
     no preprocessing to fill in.
     """
+    named = replace(spec, model=filled.model)
     images = load_images(filled, stored, given)
     _refuse_unused(named, images, stored)
     if isinstance(images, BatchList):
@@ -163,11 +164,12 @@ def _of_object(spec: Spec, given: DataObject) -> Images | BatchList:
 
 
 def with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
-    """The spec with the preprocessing or context length that a model's provider states.
+    """The spec with its architecture, and the preprocessing or context length that the model's provider states.
 
-    There is none for our own models, callables and native checkpoints.
+    There is no provider of our own models, callables and native checkpoints.
     The crop is meant for photographs: the small images of a named data set are not cropped unless it is asked for.
     """
+    spec = with_architecture(spec, stored)
     request = ModelRequest(spec.model, spec.model_arg, image_size=spec.image_size)
     if spec.block_size is None and spec.data.endswith(numpy_files.SUFFIX):
         length = providers.context(request)
