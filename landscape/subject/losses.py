@@ -286,12 +286,13 @@ def loss_of(spec: str | Callable[[Any, Any], Any]) -> Loss:
         OptionError: there is no loss of that name.
         FileNotFoundError, ValueError: the callable cannot be loaded.
     """
-    name, function = "", spec
-    if isinstance(spec, str):
-        if not spec:
-            return DEFAULT
-        if spec in NAMES:
-            return Loss(NAMES[spec], spec)
+    if not isinstance(spec, str):
+        name, function = "", spec
+    elif not spec:
+        return DEFAULT
+    elif spec in NAMES:
+        return Loss(NAMES[spec], spec)
+    else:
         refuse_file_alone("loss", spec)
         if ":" not in spec:
             raise invalid("loss", spec, f"{', '.join(NAMES)}, or file.py:callable")
