@@ -1,9 +1,9 @@
 """The step of an optimiser on one mini-batch: the objective along its update, to second order and in fact."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -141,15 +141,26 @@ class StepMeasurement:
 
     def _moved(self, i: int, others: Sequence[int], update: Tensor, slope: float, bend: float) -> dict[str, float]:
         """What passes at other weights say; the weights are restored bit for bit."""
-        changes = _Changes(self, update, (i, *others))
-        values = {"loss": changes.starts[i] + changes.start_decay}
-        with WeightsInPlace(self.subject, self.restored.parameters) as weights:
-            change = partial(changes.at, weights, i)
-            values["actual_change"] = change(1.0)
+        subject, parameters = self.subject, self.restored.parameters
+        pieces, decay = vectors.unflat(update, list(parameters.values())), subject.weight_decay
+        direction = {n: piece.to(p.dtype) for (n, p), piece in zip(parameters.items(), pieces, strict=True)}
+        # the change of the weight decay is c w'u + c^2 u'u / 2
+        linear, square = decay * _dot(self._weights, update), decay * _dot(update, update) / 2
+        starts = {j: loss_on(subject, j) for j in (i, *others)}
+        values = {"loss": starts[i] + (decay * float(l2_of(subject).detach()) if decay else 0.0)}
+        with WeightsInPlace(subject, parameters) as weights:
+
+            @cache
+            def change(j: int, multiple: float) -> float:
+                """Of the objective on mini-batch j after a multiple of the update."""
+                weights.translate((direction, multiple))
+                return loss_on(subject, j) - starts[j] + multiple * linear + multiple**2 * square
+
+            values["actual_change"] = change(i, 1.0)
             if others:
-                values["other_actual_change"] = sum(changes.at(weights, j, 1.0) for j in others) / len(others)
+                values["other_actual_change"] = sum(change(j, 1.0) for j in others) / len(others)
             if slope:
-                found = critical_step(change, slope, guess=-2 * slope / bend if bend > 0 else math.nan)
+                found = critical_step(partial(change, i), slope, guess=-2 * slope / bend if bend > 0 else math.nan)
                 values |= {"descends": float(slope < 0), "converged": float(found.converged)}
                 values |= {"critical_passes": found.passes, "critical_multiple": found.multiple}
                 values["critical_sharpness"] = 2.0 / (found.multiple * self.restored.learning_rate)
@@ -174,33 +185,12 @@ class StepMeasurement:
 
     def _with_decay(self, gradient: Tensor) -> Tensor:
         """The gradient of the objective, in double precision."""
-        weights = vectors.flat(p.detach().double() for p in self.restored.parameters.values())
-        return gradient.double() + self.subject.weight_decay * weights
+        return gradient.double() + self.subject.weight_decay * self._weights
 
-
-class _Changes:
-    """Changes of the objective on some mini-batches along an update, made before the weights move."""
-
-    def __init__(self, measurement: StepMeasurement, update: Tensor, batches: Sequence[int]) -> None:
-        self._subject = measurement.subject
-        parameters: Mapping[str, Tensor] = measurement.restored.parameters
-        pieces = vectors.unflat(update, list(parameters.values()))
-        self._direction = {n: piece.to(p.dtype) for (n, p), piece in zip(parameters.items(), pieces, strict=True)}
-        decay = self._subject.weight_decay
-        start = vectors.flat(p.detach().double() for p in parameters.values())
-        # the change of the weight decay is c w'u + c^2 u'u / 2
-        self._linear, self._square = decay * _dot(start, update), decay * _dot(update, update) / 2
-        self.start_decay = decay * float(l2_of(self._subject).detach()) if decay else 0.0
-        self.starts = {j: loss_on(self._subject, j) for j in batches}
-        self._known: dict[tuple[int, float], float] = {}
-
-    def at(self, weights: WeightsInPlace, j: int, multiple: float) -> float:
-        """Objective on mini-batch j after a multiple of the update, minus that at the start; the weights stay there."""
-        if (j, multiple) not in self._known:
-            weights.translate((self._direction, multiple))
-            change = loss_on(self._subject, j) - self.starts[j]
-            self._known[j, multiple] = change + multiple * self._linear + multiple**2 * self._square
-        return self._known[j, multiple]
+    @property
+    def _weights(self) -> Tensor:
+        """Those that the optimiser moves, (n,) in double precision."""
+        return vectors.flat(p.detach().double() for p in self.restored.parameters.values())
 
 
 def loss_on(subject: Subject, j: int) -> float:
