@@ -34,7 +34,7 @@ from torch import Tensor
 from landscape.curvature.spectrum import Request, spectrum
 from landscape.probe import Quantity, derived_seed
 from landscape.products.vectors import flat
-from landscape.statistics.means import mean_and_standard_error
+from landscape.statistics.means import finite_means
 from landscape.subject import optimizers, weights_cache
 from landscape.subject.optimizer_rules import RULES, Group, Rule, State, name_of, parts_of, rule_of
 from landscape.subject.subject import Subject
@@ -149,14 +149,24 @@ def _coupled_decay(part: torch.optim.Optimizer, group: Group) -> float:
 
 
 def _definition(known: str, thresholds: int) -> str:
-    text = f"largest eigenvalue of P^-1/2 H P^-1/2, {known}"
+    text = f"{MATRIX}, {known}"
     if thresholds > 1:
         text += f"; P of a parameter group times its own threshold / that of the largest of {thresholds} groups"
     return text
 
 
 UNITS = "1 / learning rate"
-SEEN = ("batch_preconditioned", "batch_preconditioned_error", "batch_preconditioned_converged")
+MATRIX = "largest eigenvalue of P^-1/2 H P^-1/2"
+SEEN = {  # the quantities of `SeenByOptimizer`
+    "batch_preconditioned": Quantity(f"{MATRIX} on the mini-batch, P the optimiser's preconditioner", UNITS, ("rank",)),
+    "batch_preconditioned_error": Quantity("estimated error min(r, r^2 / gap) of that eigenvalue", UNITS, ("rank",)),
+    "batch_preconditioned_converged": Quantity("1 where its error is within the tolerance", dims=("rank",)),
+}
+STABILITY = {  # what is stored of every matrix beside its eigenvalues
+    "threshold": Quantity("largest eigenvalue at which the optimiser is stable on a quadratic", UNITS),
+    "ratio": Quantity("largest eigenvalue / threshold: above 1 the optimiser is unstable on a quadratic"),
+    "ratio_error": Quantity("estimated error of the ratio, from that of the eigenvalue"),
+}
 
 
 @weights_cache.once_per_weights
@@ -202,42 +212,11 @@ class SeenByOptimizer:
         return {n: np.pad(p, lacking, constant_values=np.nan) for n, p in zip(SEEN, parts, strict=True)}
 
 
-def seen_quantities() -> dict[str, Quantity]:
-    """The quantities of `SeenByOptimizer`, and their means over mini-batches (`seen_summaries`)."""
-    what = "largest eigenvalue of P^-1/2 H P^-1/2 on the mini-batch, P the optimiser's preconditioner"
-    words = (what, "estimated error min(r, r^2 / gap) of that eigenvalue", "1 where its error is within the tolerance")
-    return {n: Quantity(w, UNITS if n != SEEN[2] else "1", ("rank",)) for n, w in zip(SEEN, words, strict=True)}
-
-
-def seen_summary_quantities() -> dict[str, Quantity]:
-    """The quantities of `seen_summaries`."""
-    return {
-        "preconditioned": Quantity(
-            "preconditioned sharpness, mean over mini-batches", UNITS, ("rank",), error="mini-batches"
-        )
-    }
-
-
-def seen_summaries(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Means over finished mini-batches and their standard errors, (rank,) each."""
-    mean, error, n = _over_batches(data, SEEN[0])
-    return {"preconditioned": mean, "preconditioned_se": error, "preconditioned_se.n": n}
-
-
 ENDS = 1e-2  # relative residual of the largest eigenvalue, which may be none of the largest by magnitude
 
 
-def stability_quantities() -> dict[str, Quantity]:
-    """What is stored of every matrix beside its eigenvalues."""
-    return {
-        "threshold": Quantity("largest eigenvalue at which the optimiser is stable on a quadratic", UNITS),
-        "ratio": Quantity("largest eigenvalue / threshold: above 1 the optimiser is unstable on a quadratic"),
-        "ratio_error": Quantity("estimated error of the ratio, from that of the eigenvalue"),
-    }
-
-
 def stability_values(values: Mapping[str, Any], threshold: float) -> dict[str, float]:
-    """Those values of one matrix, from those of its spectrum; the ratio is NaN where that is not finite.
+    """The values of `STABILITY` of one matrix, from those of its spectrum; the ratio is NaN where that is not finite.
 
     A positive one of the wanted eigenvalues holds the largest of all among them. Where the largest by magnitude are all
     negative, it is the largest Ritz value, whose residual `ENDS` bounds.
@@ -265,20 +244,10 @@ def stability_summary_quantities(dims: tuple[str, ...]) -> dict[str, Quantity]:
 
 def stability_summaries(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Mean of the largest eigenvalue over finished mini-batches, also as a share of the threshold; of each layer."""
-    mean, error, n = _over_batches(data, "ratio")
+    mean, error, count = finite_means(np.where(data["done"] == 1, data["ratio"], np.nan))
     thresholds = data["threshold"][np.isfinite(data["threshold"])]
     threshold = thresholds[0] if thresholds.size else np.nan
     return {
         "sharpness": mean * threshold, "sharpness_se": error * threshold, "stability": mean, "stability_se": error,
-        "sharpness_se.n": n, "stability_se.n": n,
+        "sharpness_se.n": count, "stability_se.n": count,
     }  # fmt: skip
-
-
-def _over_batches(data: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean of a quantity over finished mini-batches where it is finite, its standard error, and over how many."""
-    done, values = data["done"] == 1, data[name]
-    known = np.isfinite(values) & done.reshape(*done.shape, *(1,) * (values.ndim - done.ndim))
-    columns = zip(values.reshape(len(values), -1).T, known.reshape(len(values), -1).T, strict=True)
-    rows = [mean_and_standard_error(column[there]) if there.any() else (np.nan, np.nan) for column, there in columns]
-    mean, error = np.array(rows).T.reshape(2, *values.shape[1:])
-    return mean, error, known.sum(axis=0)

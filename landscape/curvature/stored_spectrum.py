@@ -115,7 +115,7 @@ def spectrum_quantities(operator: Matrix, *, whole: str, loss_units: str, reques
         "hvp": Quantity(CODES_MEANING),
     }
     if operator == "preconditioned":
-        quantities |= preconditioner.stability_quantities()
+        quantities |= preconditioner.STABILITY
     if request.verify:
         quantities["missed"] = Quantity("eigenvalues that only the search beside the others found")
     if request.vectors:

@@ -18,7 +18,7 @@ from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.products.hvp_backends import KINKS_HELP, Kinks, curvature
 from landscape.products.mini_batch_means import whole_batches
-from landscape.statistics.means import jackknife_error, mean_and_standard_error
+from landscape.statistics.means import finite_means, jackknife_error
 from landscape.subject import optimizers
 from landscape.subject.subject import Subject, more_samples
 from landscape.weight_space.optimizer_step import StepMeasurement
@@ -26,6 +26,9 @@ from landscape.weight_space.optimizer_step import StepMeasurement
 BATCH_SHARPNESS = "mean over mini-batches of g'Hg / |g|^2, the expectation of the ratio (arXiv 2412.20553, Def. 3)"
 POOLED = "sum over mini-batches of g'Hg over that of |g|^2, the ratio of the expectations"
 CRITICAL = "2 / eta_c, eta_c the smallest learning rate along the update at which the loss exceeds its start"
+PRECONDITIONED = Quantity(
+    "preconditioned sharpness, mean over mini-batches", preconditioner.UNITS, ("rank",), error="mini-batches"
+)
 TOL, MAX_PRODUCTS = 1e-3, 200  # relative error of a preconditioned eigenvalue, and the most products it may take
 _log = logging.getLogger(__name__)
 
@@ -90,28 +93,27 @@ class Step(Probe):
             _log.info("the training clipped gradients to norm %g; --clip %g makes its update", clipped, clipped)
         batches = np.arange(self._count(subject))
         known = _preconditioner(restored)
-        seen = known is not None and self.top > 0
+        seen, sharpness = known is not None and self.top > 0, "loss per squared weight"
         quantities = _quantities(subject.meaning.units)
         means = {
             f"mean_{name}": replace(known, long_name=f"mean over mini-batches: {known.long_name}", error="mini-batches")
             for name, known in quantities.items()
             if name in MEANS
         }
-        sharpness = "loss per squared weight"
         return Plan(
             over={"batch": batches},
             axes={"rank": np.arange(self.top)} if seen else {},
-            quantities={**quantities, **(preconditioner.seen_quantities() if seen else {})},
+            quantities={**quantities, **(preconditioner.SEEN if seen else {})},
             summaries={
                 **means,
                 "mean_batch_sharpness": Quantity(BATCH_SHARPNESS, sharpness, error="mini-batches"),
                 "pooled_batch_sharpness": Quantity(POOLED, sharpness, error="mini-batches (jackknife)"),
                 "descending": Quantity("share of the mini-batches along whose update the objective falls at first"),
-                **(preconditioner.seen_summary_quantities() if seen else {}),
+                **({"preconditioned": PRECONDITIONED} if seen else {}),
             },
             labels={}
             if known is None
-            else {"threshold": (preconditioner.stability_quantities()["threshold"], np.array(known.threshold))},
+            else {"threshold": (preconditioner.STABILITY["threshold"], np.array(known.threshold))},
             about={"rank": Quantity("rank, from the largest")} if seen else {},
             facts={
                 "optimizer": restored.words,
@@ -134,7 +136,7 @@ class Step(Probe):
         report_products(per_unit=2 + self._others(subject) + (8 + 2 * self.top if seen else 0))
         measurement = StepMeasurement(subject, restored, curved, self.clip, seen)
         nothing: dict[str, Any] = dict.fromkeys(_quantities(""), np.nan)
-        nothing |= dict.fromkeys(preconditioner.seen_quantities(), np.full(self.top, np.nan)) if seen else {}
+        nothing |= dict.fromkeys(preconditioner.SEEN, np.full(self.top, np.nan)) if seen else {}
         for unit in units:
             values = nothing | measurement.of(unit.index[0], self._beside(subject, unit))
             yield values | {"batch_sharpness": values["gradient_sharpness"]}
@@ -142,18 +144,15 @@ class Step(Probe):
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Means over the finished mini-batches with finite values, and their standard errors."""
         done = data["done"] == 1
-        found: dict[str, Any] = preconditioner.seen_summaries(data) if preconditioner.SEEN[0] in data else {}
-        for name in MEANS:
-            values = data[name][done]
-            found |= _mean(f"mean_{name}", values[np.isfinite(values)])
-        along, length = data["gradient_sharpness"][done], data["gradient_norm"][done]
-        known = np.isfinite(along)
-        found |= _mean("mean_batch_sharpness", along[known])
-        squares = length[known] ** 2
-        found |= _ratio("pooled_batch_sharpness", along[known] * squares, squares)
-        descends = data["descends"][done]
-        descends = descends[np.isfinite(descends)]
-        return found | ({"descending": float(descends.mean())} if len(descends) else {})
+        sources = {f"mean_{name}": name for name in (*MEANS, "batch_sharpness")}
+        sources |= {"preconditioned": "batch_preconditioned"} if "batch_preconditioned" in data else {}
+        found: dict[str, Any] = {}
+        for name, source in sources.items():
+            found[name], found[f"{name}_se"], found[f"{name}_se.n"] = finite_means(data[source][done])
+        found["descending"], *_ = finite_means(data["descends"][done])
+        known = done & np.isfinite(data["gradient_sharpness"])
+        squares = data["gradient_norm"][known] ** 2
+        return found | _ratio("pooled_batch_sharpness", data["gradient_sharpness"][known] * squares, squares)
 
     @property
     def _options(self) -> optimizers.OptimizerOptions:
@@ -221,13 +220,6 @@ def _preconditioner(restored: optimizers.RestoredOptimizer) -> preconditioner.Pr
     except ValueError as error:
         _log.info("no preconditioned eigenvalues: %s", error)
         return None
-
-
-def _mean(name: str, values: np.ndarray) -> dict[str, float]:
-    if not len(values):
-        return {}
-    mean, error = mean_and_standard_error(values)
-    return {name: mean, f"{name}_se": error, f"{name}_se.n": len(values)}
 
 
 def _ratio(name: str, top: np.ndarray, bottom: np.ndarray) -> dict[str, float]:

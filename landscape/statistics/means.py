@@ -21,6 +21,15 @@ def mean_and_standard_error(values: np.ndarray) -> tuple[float, float]:
         return float(values.mean()), float(error)
 
 
+def finite_means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean of the finite values along the first axis, its standard error and their number; NaN and 0 without any."""
+    columns = np.moveaxis(values, 0, -1)
+    known = [columns[at][np.isfinite(columns[at])] for at in np.ndindex(columns.shape[:-1])]
+    rows = [(*mean_and_standard_error(one), len(one)) if len(one) else (np.nan, np.nan, 0) for one in known]
+    mean, error, count = (np.reshape(part, columns.shape[:-1]) for part in zip(*rows, strict=True))
+    return mean, error, count
+
+
 def error_over_parts(values: np.ndarray) -> np.ndarray:
     """Standard error of a mean from those of disjoint parts of its samples, (..., part); NaN for fewer than two."""
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
