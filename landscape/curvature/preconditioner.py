@@ -85,21 +85,19 @@ def preconditioner(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Te
         ValueError: no threshold is known for it (`UnknownThreshold`), it ascends, holds none of the parameters, has
             made no update or has no positive learning rate (`NoUpdateYet`), or no stable one.
     """
-    several = sum(count > 1 for count in Counter(
-        id(p) for part in parts_of(optimizer) for g in part.param_groups for p in g["params"]
-    ).values())  # fmt: skip
-    if several:
+    holdings = [(id(p), part, g) for part in parts_of(optimizer) for g in part.param_groups for p in g["params"]]
+    if several := sum(count > 1 for count in Counter(key for key, *_ in holdings).values()):
         raise ValueError(
             f"{several} parameters are held by several optimisers ({name_of(optimizer)}), which together have no known "
             "threshold; give each parameter to one of them, or one optimiser alone"
         )
-    owners = {id(p): (part, g) for part in parts_of(optimizer) for g in part.param_groups for p in g["params"]}
-    groups = {key: group for key, (_, group) in owners.items()}
-    held = {name: p for name, p in parameters.items() if id(p) in groups}
+    owners = {key: (part, group) for key, part, group in holdings}
+    held = {name: p for name, p in parameters.items() if id(p) in owners}
     if not held:
         raise ValueError(f"{name_of(optimizer)} holds none of the {len(parameters)} parameters of the model")
     scale: dict[str, Tensor] = {}
     thresholds: dict[str, float] = {}
+    decay: dict[str, float] = {}
     definitions: dict[str, None] = {}
     for name, p in held.items():
         part, group = owners[id(p)]
@@ -113,18 +111,21 @@ def preconditioner(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Te
         if float(group["lr"]) > 0 and rule.entries <= state.keys() and float(state.get("step", 1)) > 0:
             diagonal, thresholds[name] = _of_parameter(name, kind, rule, group, state, p)
             scale[name] = (diagonal * thresholds[name]).rsqrt()
+            decay[name] = 0.0 if rule.decoupled else float(group.get("weight_decay", 0.0))
             definitions[rule.definition] = None
     if not scale:
         still = max(float(group["lr"]) for group in optimizer.param_groups) <= 0
         why = "its learning rate is 0; give another" if still else "it has made no update; give a later checkpoint"
         raise NoUpdateYet(f"{name_of(optimizer)} moves no parameter: {why}")
-    sizes: dict[float, int] = {}
+    sizes = Counter[float]()
     for name, own in thresholds.items():
-        sizes[own] = sizes.get(own, 0) + held[name].numel()
-    threshold = max(sizes, key=lambda own: sizes[own])
+        sizes[own] += held[name].numel()
+    threshold = max(sizes, key=sizes.__getitem__)
     scale = {name: (threshold**0.5 * one).to(held[name].dtype) for name, one in scale.items()}
-    decay = {name: _coupled_decay(*owners[id(held[name])]) for name in scale}
-    return Preconditioner(name_of(optimizer), threshold, scale, decay, _definition("; ".join(definitions), len(sizes)))
+    definition = f"{MATRIX}, {'; '.join(definitions)}"
+    if len(sizes) > 1:
+        definition += f"; P of a parameter group times its own threshold / that of the largest of {len(sizes)} groups"
+    return Preconditioner(name_of(optimizer), threshold, scale, decay, definition)
 
 
 def _of_parameter(name: str, kind: type, rule: Rule, group: Group, state: State, p: Tensor) -> tuple[Tensor, float]:
@@ -142,17 +143,6 @@ def _of_parameter(name: str, kind: type, rule: Rule, group: Group, state: State,
     if not bool((diagonal > 0).all() and diagonal.isfinite().all()):
         raise ValueError(f"the preconditioner of {name} has entries that are not positive numbers; use a larger eps")
     return diagonal, threshold
-
-
-def _coupled_decay(part: torch.optim.Optimizer, group: Group) -> float:
-    return 0.0 if rule_of(part).decoupled else float(group.get("weight_decay", 0.0))
-
-
-def _definition(known: str, thresholds: int) -> str:
-    text = f"{MATRIX}, {known}"
-    if thresholds > 1:
-        text += f"; P of a parameter group times its own threshold / that of the largest of {thresholds} groups"
-    return text
 
 
 UNITS = "1 / learning rate"

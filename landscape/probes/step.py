@@ -94,7 +94,7 @@ class Step(Probe):
         batches = np.arange(self._count(subject))
         known = _preconditioner(restored)
         seen, sharpness = known is not None and self.top > 0, "loss per squared weight"
-        quantities = _quantities(subject.meaning.units)
+        quantities = _quantities(subject.meaning.units) | (preconditioner.SEEN if seen else {})
         means = {
             f"mean_{name}": replace(known, long_name=f"mean over mini-batches: {known.long_name}", error="mini-batches")
             for name, known in quantities.items()
@@ -103,7 +103,7 @@ class Step(Probe):
         return Plan(
             over={"batch": batches},
             axes={"rank": np.arange(self.top)} if seen else {},
-            quantities={**quantities, **(preconditioner.SEEN if seen else {})},
+            quantities=quantities,
             summaries={
                 **means,
                 "mean_batch_sharpness": Quantity(BATCH_SHARPNESS, sharpness, error="mini-batches"),
@@ -132,7 +132,8 @@ class Step(Probe):
         restored = optimizers.restored_optimizer(subject, self._options)
         curved = replace(curvature(subject, restored.parameters, "double-backward", kinks=self.kinks), gradient=True)
         known = _preconditioner(restored)
-        seen = preconditioner.SeenByOptimizer(known, _request(self.top)) if known is not None and self.top else None
+        request = Request(self.top, "LA", TOL, None, 1.0, MAX_PRODUCTS, vectors=False, verify=True)
+        seen = preconditioner.SeenByOptimizer(known, request) if known is not None and self.top else None
         report_products(per_unit=2 + self._others(subject) + (8 + 2 * self.top if seen else 0))
         measurement = StepMeasurement(subject, restored, curved, self.clip, seen)
         nothing: dict[str, Any] = dict.fromkeys(_quantities(""), np.nan)
@@ -207,10 +208,6 @@ def _quantities(loss: str) -> dict[str, Quantity]:
         "other_predicted_change": Quantity(f"{beside}change to second order", loss),
         "other_actual_change": Quantity(f"{beside}change by the update", loss),
     }
-
-
-def _request(top: int) -> Request:
-    return Request(top, "LA", TOL, None, 1.0, MAX_PRODUCTS, vectors=False, verify=True)
 
 
 def _preconditioner(restored: optimizers.RestoredOptimizer) -> preconditioner.Preconditioner | None:
