@@ -1,9 +1,9 @@
 """Decide how often to measure: as often as asked for, while that stays a small share of the time of training."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Literal
 
 import torch
@@ -35,18 +35,16 @@ class Budget:
     """
 
     def __init__(self, overhead: float, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.overhead, self._device, self._clock = overhead, device, clock
-        self.spent = 0.0  # seconds of all measurements
-        self.last = 0.0  # of the last one
+        self.overhead, self._device, self.now = overhead, device, clock
+        self.spent = self.last = 0.0  # seconds of all measurements, and of the last one
         self._began = clock()
-        self._costs: dict[Kind, float] = {}  # means over the measurements of each kind
-        self._counts = Counter[Kind]()
-        self._first, self._rows = 0.0, 0.0  # seconds of the first measurement, and of all rows without eigenvalues
+        self._costs: dict[Kind, list[float]] = {}  # seconds of the measurements of each kind
+        self._rows = 0.0  # seconds of all rows without eigenvalues
 
     @property
     def training(self) -> float:
         """Seconds that were not spent on measurements."""
-        return self._clock() - self._began - self.spent
+        return self.now() - self._began - self.spent
 
     def allows(self, kind: Kind, interval: float) -> bool:
         """Whether a measurement of a kind may be made now; `interval` seconds of training come before the next."""
@@ -54,44 +52,33 @@ class Budget:
 
     def due(self, kind: Kind, interval: float) -> float:
         """The training time from which on the next measurement may be made, in seconds; after the first one."""
-        cost = self.expected(kind)
+        cost, (first, *_) = self.expected(kind), next(iter(self._costs.values()))
         if kind == "row":
-            return max((self._rows + cost) / ROWS, self.spent - self._first + cost) / self.overhead - interval
+            return max((self._rows + cost) / ROWS, self.spent - first + cost) / self.overhead - interval
         return (self.spent + cost) / self.overhead
 
     def expected(self, kind: Kind) -> float:
         """What the next measurement is taken to cost, in seconds; after the first one."""
         unknown = {"row": UNMEASURED, "eigenvalues": UNCHECKED, "check": 1.0}[kind]
-        return self._costs.get(kind, max(self._costs.values()) * unknown)
-
-    def now(self) -> float:
-        return self._clock()
+        means = {known: fmean(costs) for known, costs in self._costs.items()}
+        return means.get(kind, max(means.values()) * unknown)
 
     @contextmanager
     def measuring(self, kind: Kind) -> Iterator[None]:
         """Take the time of a measurement; a GPU's pending work is that of the training."""
         wait_for(self._device)
-        began = self._clock()
-        try:
+        with self.beside(kind):
             yield
-        finally:
             wait_for(self._device)
-            self.last = self._clock() - began
-            self._first = self._first if self._costs else self.last
-            self._counts[kind] += 1
-            mean = self._costs.get(kind, 0.0)
-            self._costs[kind] = mean + (self.last - mean) / self._counts[kind]
-            self._charge(kind, self.last)
+        self._costs.setdefault(kind, []).append(self.last)
 
     @contextmanager
     def beside(self, kind: Kind = "row") -> Iterator[None]:
         """Take the time of what belongs to a measurement: keeping the weights before an update, writing a row."""
-        began = self._clock()
+        began = self.now()
         try:
             yield
         finally:
-            self._charge(kind, self._clock() - began)
-
-    def _charge(self, kind: Kind, seconds: float) -> None:
-        self.spent += seconds
-        self._rows += seconds if kind == "row" else 0.0
+            self.last = self.now() - began
+            self.spent += self.last
+            self._rows += self.last if kind == "row" else 0.0
