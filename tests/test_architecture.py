@@ -231,7 +231,7 @@ WORDS = {  # names of probes that mean something else in a file: an axis, a matr
     "hessian": {"hvp_backends", "operator", "stored_spectrum"},
     "tokens": {"layer", "token_grid", "selection", "attention", "smoothing"},
     "trace": {"flatness", "flatness_terms", "weight_units"},
-    "noise": {"monitor", "perturbations", "ratio"},
+    "noise": {"monitor", "perturbations", "ratio", "stored_series"},
     "attention": {"hessian_product", "vit"},
     "density": {"hessian"},
     "ensemble": {"stream", "timing"},

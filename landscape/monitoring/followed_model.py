@@ -39,36 +39,27 @@ class UpdatesSeen:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._rates: list[float] = []  # learning rates of the optimisers that have made the update
-        self._known = False  # that an optimiser of PyTorch moves the weights
-        self._updated = False
+        self._rates: list[float] | None = None  # of the steps since the last call, once such an optimiser has made one
         self._model, self._sums = model, _sums(model)
         own, parameters = weakref.ref(self), {id(p) for p in model.parameters()}
 
         def seen(optimizer: Optimizer, *_: Any) -> None:
             watcher = own()
             if watcher is not None and any(id(p) in parameters for g in optimizer.param_groups for p in g["params"]):
-                watcher._known = watcher._updated = True
-                watcher._rates.append(rate_of(optimizer, parameters))
+                watcher._rates = [*(watcher._rates or []), rate_of(optimizer, parameters)]
 
-        self._handle = register_optimizer_step_post_hook(seen)
-        weakref.finalize(self, self._handle.remove)
+        self.forget = weakref.finalize(self, register_optimizer_step_post_hook(seen).remove)
 
-    def since_last_call(self) -> bool:
-        """Whether there has been an update since the last call, or the construction."""
-        if not self._known:
+    def since_last_call(self) -> tuple[bool, float]:
+        """Whether there was an update since the last call, or the construction, and its learning rate, NaN if unknown.
+
+        That of several optimisers is the largest.
+        """
+        if self._rates is None:
             before, self._sums = self._sums, _sums(self._model)
-            return before != self._sums
-        updated, self._updated = self._updated, False
-        return updated
-
-    def rate(self) -> float:
-        """The largest learning rate since the last call, NaN where none is known."""
+            return before != self._sums, math.nan
         rates, self._rates = self._rates, []
-        return max(rates, default=math.nan)
-
-    def forget(self) -> None:
-        self._handle.remove()
+        return bool(rates), max(rates, default=math.nan)
 
 
 def _sums(model: nn.Module) -> list[float]:
@@ -92,20 +83,20 @@ def subject_of(module: nn.Module, loss: str | Callable[..., Any], batch: Any, la
     return subject
 
 
-def check_other(subject: Subject, *, given: bool) -> None:
-    """Refuse a second mini-batch, where one is given, that the loss does not take, before the training."""
-    if given and len(subject.batches) < 2:
+def check_other(subject: Subject) -> None:
+    """Refuse a second mini-batch that the loss does not take, before the training."""
+    if len(subject.batches) < 2:
         raise ValueError("other= has no samples; give another mini-batch")
     try:
         with refusing_broadcasts():
-            finite = not given or math.isfinite(loss_on(subject, 1))
+            loss = loss_on(subject, 1)
     except Exception as error:  # whatever the caller's model and loss raise
         reason = first_line(error)
         raise ValueError(
             f"other= cannot be measured with this model and loss ({reason}); give a mini-batch of the form and the "
             "classes of batch="
         ) from None
-    if not finite:
+    if not math.isfinite(loss):
         raise ValueError("the loss of other= is not a finite number; give another mini-batch")
 
 
@@ -123,10 +114,6 @@ def followed(model: nn.Module) -> nn.Module:
 
 NEAR = 8.0  # updates, within which the parabola through three losses says where the loss is back at its start
 BESIDE = 1e-3  # of an update, where its tangent stands for the loss
-NOTHING = dict.fromkeys(
-    ("update_norm", "predicted_change", "actual_change", "critical_sharpness", "critical_multiple", "critical_passes",
-     "relative_critical_sharpness"), math.nan,
-)  # fmt: skip
 
 
 class AlongUpdate:
@@ -161,14 +148,14 @@ class AlongUpdate:
 
     def values(
         self, update: Mapping[str, Tensor], rate: float, end: float, gradient: Sequence[Tensor]
-    ) -> dict[str, Any]:
-        """The quantities of an update made with a learning rate, by loss and gradient after it; NaN without one."""
-        subject, values = self._subject, dict(NOTHING)
-        if update:
-            rise = self._shards.total(joint_inner(list(update.values()), gradient))
-            values |= {"update_norm": self._norm, **self._along(update, rate, 0, end, rise)}
-        if update and len(subject.batches) > 1:
-            other = self._along(update, rate, 1, self._shards.mean(loss_on(subject, 1)))
+    ) -> dict[str, float]:
+        """The quantities of an update made with a learning rate, by loss and gradient after it; none without one."""
+        if not update:
+            return {}
+        rise = self._shards.total(joint_inner(list(update.values()), gradient))
+        values = {"update_norm": self._norm, **self._along(update, rate, 0, end, rise)}
+        if len(self._subject.batches) > 1:
+            other = self._along(update, rate, 1, self._shards.mean(loss_on(self._subject, 1)))
             values["relative_critical_sharpness"] = other["critical_sharpness"]
         return values
 

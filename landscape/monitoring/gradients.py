@@ -1,9 +1,10 @@
 """Gradients of mini-batches and micro-batches with their noise, and the distance of the weights from the first ones."""
 
+import contextlib
 import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +16,13 @@ from landscape.probe import derived_seed
 from landscape.products.hessian_product import differentiable_attention
 from landscape.products.vectors import dot, flat, length
 from landscape.random_vectors import hashed_columns, signs, words
+from landscape.statistics.means import jackknife_error
 from landscape.subject.losses import loss_gradients
 from landscape.subject.subject import Subject
 
 BUCKETS = 2**14
 AT_ONCE = 2**20  # weights
+NOTHING = np.full(BUCKETS, np.nan)  # the sketch of a part of the weights: there is none
 SIGNS, TURNS = derived_seed(0, "start", "signs"), derived_seed(0, "start", "turns")  # of the sketch
 
 
@@ -32,21 +35,23 @@ class Start:
     many weights it is the weights themselves.
     """
 
-    def __init__(
-        self, parameters: Mapping[str, Tensor], shards: Shards, start: int = 0, sketch: np.ndarray | None = None
-    ) -> None:
-        own, self.shards = own_parts(parameters), shards
-        self._unknown = math.nan if shards.divided and start > 0 else 0.0  # since the first start
-        self._copies = None if sketch is not None else {n: p.clone() for n, p in own.items()}
-        nothing = np.full(BUCKETS, np.nan)  # of a part of the weights there is no sketch
-        self.sketch = sketch if sketch is not None else nothing if shards.divided else sketch_of(parameters)
+    def __init__(self, parameters: Mapping[str, Tensor], shards: Shards, start: int = 0) -> None:
+        self.shards = shards
+        self.sketch = NOTHING if shards.divided else sketch_of(parameters)
+        known = not shards.divided or start == 0
+        self._copies = {n: p.clone() for n, p in own_parts(parameters).items()} if known else None
+
+    def resume(self, sketch: np.ndarray) -> None:
+        """Go on from the sketch of an earlier process; of divided weights there is none."""
+        if not self.shards.divided:
+            self.sketch, self._copies = sketch, None
 
     def distance(self, parameters: Mapping[str, Tensor]) -> tuple[float, float]:
         """|w - w_0| and its standard error, which is 0 where it is exact."""
         if self._copies is not None:
-            own = own_parts(parameters)
-            norm = self.shards.norm(p - self._copies[n] for n, p in own.items())
-            return norm + self._unknown, self._unknown
+            return self.shards.norm(p - self._copies[n] for n, p in own_parts(parameters).items()), 0.0
+        if self.shards.divided:
+            return math.nan, math.nan
         found = float(np.linalg.norm(sketch_of(parameters) - self.sketch))
         exact = sum(p.numel() for p in parameters.values()) <= BUCKETS
         return found, 0.0 if exact else found / math.sqrt(2 * BUCKETS)
@@ -72,15 +77,6 @@ def sketch_of(parameters: Mapping[str, Tensor]) -> np.ndarray:
         total += table.gather(1, (order + turns) % BUCKETS).sum(dim=0)
     sums: np.ndarray = total.cpu().numpy()
     return sums
-
-
-class GradientNoise(NamedTuple):
-    """What the gradients of m parts of a mini-batch say about the gradient of a single sample."""
-
-    squared: float  # unbiased |G|^2, G the mean gradient over all data; may be negative
-    variance: float  # tr Sigma, Sigma the covariance of the gradients of single samples
-    scale: float  # tr Sigma / |G|^2 in samples; NaN where |G|^2 is not positive
-    scale_se: float  # by the jackknife over the parts
 
 
 def parts_of(subject: Subject, wanted: int) -> list[slice]:
@@ -121,23 +117,26 @@ def gram(vectors: Sequence[Tensor]) -> np.ndarray:
     return np.asarray(found + np.triu(found, 1).T)
 
 
-def noise(inner: np.ndarray, size: int) -> GradientNoise:
-    """The simple noise scale from the inner products of the gradients of m parts of `size` samples each.
+def noise(inner: np.ndarray, size: int) -> dict[str, float]:
+    """What the inner products of the gradients of m parts of `size` samples each say about that of a single sample.
+
+    With G the mean gradient over all data and Sigma the covariance over samples: |G|^2, which may come out negative,
+    and tr Sigma without bias, and the simple noise scale tr Sigma / |G|^2 in samples, NaN where |G|^2 is not positive,
+    with its error by the jackknife over the parts.
 
     McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1: with gradients of b and of B samples, |G|^2 is estimated
     without bias by (B |g_B|^2 - b |g_b|^2) / (B - b), and tr Sigma by (|g_b|^2 - |g_B|^2) / (1 / b - 1 / B). Here b is
     the size of a part, |g_b|^2 the mean over the parts, and B the whole mini-batch, whose gradient is their mean.
     """
     m = len(inner)
-    if m < 2:
-        return GradientNoise(np.nan, np.nan, np.nan, np.nan)
     squared, variance = _of_gram(inner, size)
-    scale = variance / squared if squared > 0 else np.nan
     left_out = [np.delete(np.delete(inner, i, 0), i, 1) for i in range(m)] if m > 2 else []
-    pairs = [_of_gram(one, size) for one in left_out]
-    ratios = np.array([v / s for s, v in pairs if s > 0])
-    error = np.sqrt((m - 1) / m * ((ratios - ratios.mean()) ** 2).sum()) if 2 < m == len(ratios) else np.nan
-    return GradientNoise(squared, variance, scale, float(error))
+    ratios = np.array([v / s for s, v in (_of_gram(one, size) for one in left_out) if s > 0])
+    return {
+        "gradient_squared": squared, "gradient_variance": variance,
+        "noise_scale": variance / squared if squared > 0 else np.nan,
+        "noise_scale_se": float(jackknife_error(ratios)) if 2 < m == len(ratios) else np.nan,
+    }  # fmt: skip
 
 
 def _of_gram(inner: np.ndarray, b: int) -> tuple[float, float]:
@@ -154,98 +153,76 @@ def estimates(small: float, large: float, m: int, b: int) -> tuple[float, float]
 UPDATES = 20  # whose estimates of |G|^2 and tr Sigma are averaged
 
 
-class MicroBatches:
+class Passes:
     """The gradients of the backward passes that make one update, taken by hooks which are there for it alone.
 
     With m passes of b samples each, |G|^2 and tr Sigma are estimated without bias from the mean of |g_i|^2 and from
-    |mean of g_i|^2 (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1), whatever the passes' common factor. The
-    noise scale is the ratio of their averages over the last `UPDATES` updates, with its jackknife error over these. If
-    the factor of a gradient scaler changes among them, each counts by its square.
+    |mean of g_i|^2 (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1), whatever the passes' common factor.
     Passes of several processes count like those of one; replicas add up their gradients once more for it. Of weights
     that FSDP2 has divided, g_i are the gradients before they are divided, and their mean is in those after it.
     """
 
     def __init__(self, module: nn.Module, shards: Shards) -> None:
-        self._module, self._shards = module, shards
+        self._shards, divided = shards, shards.divided
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._remove: list[Callable[[], None]] = []
-        self._known: deque[tuple[float, float]] = deque(maxlen=UPDATES)
-
-    def begin(self) -> None:
-        """Watch the passes of the next update."""
-        self.end()
         self._counts: dict[int, int] = {}  # passes by parameter
         self._versions: set[int] = set()  # of the parameters; a closure moves them between its passes
         self._sums: dict[int, Tensor] = {}
         self._reduced: dict[int, Tensor] = {}  # |mean over processes|^2 of divided weights
         self._squares: list[Tensor] = []
         self._sizes: set[int | None] = set()
+        self._hooks = contextlib.ExitStack()
         for p in self._parameters:
-            if self._shards.divided:
-                self._remove.append(p.register_post_accumulate_grad_hook(self._divided).remove)  # type: ignore[no-untyped-call]
-            else:
-                self._remove.append(p.register_hook(self._of(p)).remove)  # type: ignore[no-untyped-call]
-        for module in self._module.modules() if self._shards.divided else ():
-            self._remove.append(module.register_forward_pre_hook(self._whole).remove)
-        self._remove.append(self._module.register_forward_pre_hook(self._seen, with_kwargs=True).remove)
+            watch: Any = p.register_post_accumulate_grad_hook if divided else p.register_hook
+            self._hooks.enter_context(watch(self._divided if divided else partial(self._passed, id(p))))
+        for part in module.modules() if divided else ():
+            self._hooks.enter_context(part.register_forward_pre_hook(self._whole))
+        self._hooks.enter_context(module.register_forward_pre_hook(self._seen, with_kwargs=True))
 
-    def end(self, *, complete: bool = True) -> None:
-        """Watch no longer, and add the estimates of a complete update of several passes of one size at one point."""
-        watched = complete and bool(self._remove)
-        for remove in self._remove:
-            remove()
-        self._remove = []
-        if watched and self._shards.processes * max(self._counts.values(), default=1) > 1:
-            self._estimate()
-        self._sums, self._squares = {}, []
+    def forget(self) -> None:
+        """Watch no longer."""
+        self._hooks.close()
 
-    def _estimate(self) -> None:
-        """Add up the passes of all processes, which have each as many of as many samples."""
+    def taken(self) -> list[tuple[float, float]]:
+        """|G|^2 and tr Sigma by the passes so far, if these are several of one size at one point; watch no longer.
+
+        They are those of all processes, which have each as many of as many samples.
+        """
+        self.forget()
         processes, m = self._shards.processes, max(self._counts.values(), default=0)
-        size = next(iter(self._sizes)) if len(self._sizes) == 1 and len(self._versions) == 1 else None
-        passed = sum(map(bool, self._counts.values()))
-        known = size is not None and m > 0 and len(self._reduced) == (passed if self._shards.divided else 0)
-        own = float(sum(self._squares)), float(sum(self._reduced.values())), m * (size or 0), (m * (size or 0)) ** 2
-        small, large, samples, squared, all_known = self._shards.add_up(*own, known)
+        if processes == 1 and m < 2:
+            return []
+        size = (next(iter(self._sizes)) or 0) if len(self._sizes) == len(self._versions) == 1 else 0
+        whole = not self._shards.divided or len(self._reduced) == sum(map(bool, self._counts.values()))
+        own = float(sum(self._squares)), float(sum(self._reduced.values())), m * size, (m * size) ** 2
+        small, large, samples, squared, all_known = self._shards.add_up(*own, whole and m * size > 0)
         if all_known < processes or processes * squared > samples**2 * (1 + 1e-9) or not math.isfinite(small):
-            return  # also where scaled gradients have overflown
+            return []  # also where scaled gradients have overflown
         if not self._shards.divided:
             totals = [self._sums.get(id(p), torch.zeros_like(p)) for p in self._parameters]
             for total in totals:
                 self._shards.add_up_in_place(total)
             large = sum(float(length(total).square()) for total in totals) / processes**2
-        assert size is not None
-        self._known.append(estimates(small / (m * processes), large / m**2, m * processes, size))
+        return [estimates(small / (m * processes), large / m**2, m * processes, size)]
 
-    def scale(self) -> tuple[float, float]:
-        """The noise scale in samples over the last updates and its error; that is NaN until there are `UPDATES`."""
-        values = np.array(self._known).reshape(-1, 2)
-        return pooled(values[:, 0], values[:, 1])
-
-    def _of(self, p: Tensor) -> Callable[[Tensor], None]:
-        i = id(p)
-
-        def hook(gradient: Tensor) -> None:
-            g = gradient.detach()
-            g = g.to_dense() if g.is_sparse else g
-            self._counts[i] = self._counts.get(i, 0) + 1
-            self._squares.append(length(g).square())
-            if not self._shards.divided:
-                self._sums[i] = self._sums[i] + g if i in self._sums else g.clone()
-
-        return hook
+    def _passed(self, i: int, gradient: Tensor) -> None:
+        g = gradient.detach()
+        g = g.to_dense() if g.is_sparse else g
+        self._counts[i] = self._counts.get(i, 0) + 1
+        self._squares.append(length(g).square())
+        if not self._shards.divided:
+            self._sums[i] = self._sums[i] + g if i in self._sums else g.clone()
 
     def _whole(self, module: nn.Module, _: Any) -> None:
         """Watch the gathered weights of a layer, whose gradients are those of this process alone."""
         for p in module.parameters(recurse=False) if torch.is_grad_enabled() else ():
             if p.requires_grad and id(p) not in self._counts:
                 self._counts[id(p)] = 0
-                self._remove.append(p.register_hook(self._of(p)).remove)  # type: ignore[no-untyped-call]
+                self._hooks.enter_context(p.register_hook(partial(self._passed, id(p))))  # type: ignore[no-untyped-call]
 
     def _divided(self, p: Tensor) -> None:
         assert p.grad is not None
-        (part,) = own_parts({"": p.grad}).values()
-        self._reduced[id(p)] = length(part).square()
+        self._reduced[id(p)] = length(own_parts({"": p.grad})[""]).square()
 
     def _seen(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled():
@@ -253,13 +230,15 @@ class MicroBatches:
             self._sizes.add(common_length((args, kwargs)))
 
 
-def pooled(squared: np.ndarray, variance: np.ndarray) -> tuple[float, float]:
-    """Mean tr Sigma / mean |G|^2, and its error by the jackknife; NaN where |G|^2 is not positive."""
-    n = len(squared)
-    if not n or squared.mean() <= 0:
-        return np.nan, np.nan
-    scale = float(variance.mean() / squared.mean())
-    if n < UPDATES:
-        return scale, np.nan
+def pooled(updates: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """The noise scale in samples, mean tr Sigma / mean |G|^2 over the last `UPDATES` updates, with its jackknife error.
+
+    NaN where |G|^2 is not positive; without error of fewer updates. If the factor of a gradient scaler changes among
+    them, each counts by its square.
+    """
+    squared, variance = np.array(updates).reshape(-1, 2).T
+    if not len(squared) or squared.mean() <= 0:
+        return {}
     left_out = (variance.sum() - variance) / (squared.sum() - squared)
-    return scale, float(np.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum()))
+    error = float(jackknife_error(left_out)) if len(squared) >= UPDATES else np.nan
+    return {"simple_noise_scale": float(variance.mean() / squared.mean()), "simple_noise_scale_se": error}

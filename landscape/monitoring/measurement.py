@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,18 +40,8 @@ def optimizer_in_use(found: Any) -> Optimizer | None:
 
 NEXT, RANDOM = 0.3, 0.3  # lengths of the next Ritz vector and of a random one in a start from the last eigenvectors
 UNSURE = 100.0  # so much larger a hidden component may be than in a search from a random start: one standard deviation
-
-
-@dataclass(frozen=True)
-class Found:
-    """The largest eigenvalues, in descending order."""
-
-    values: np.ndarray  # (k,)
-    residuals: np.ndarray  # ||H v - lambda v||, (k,)
-    errors: np.ndarray  # estimated errors min(r, r^2 / gap) of the values, (k,)
-    converged: np.ndarray  # (k,)
-    warm_error: float  # where checked: share of the largest by which the search from the last vectors missed it
-    products: int
+PRODUCTS = 100  # at most, of one search
+STORED = ("eigenvalue", "residual", "error", "converged")  # of every rank
 
 
 @dataclass
@@ -68,59 +58,52 @@ class TrackedEigenvalues:
 
     k: int
     tol: float  # largest estimated relative error of a value
-    max_products: int
+    size: int  # of the matrix
+    like: Tensor  # on its device and of its dtype
     seed: int
     _vectors: Tensor | None = field(default=None, init=False)
     _next: Tensor | None = field(default=None, init=False)  # that of the rank after them, (n,)
     _searches: int = field(default=0, init=False)
 
-    def search(self, product: Callable[[Tensor], Tensor], like: Tensor, size: int, *, check: bool) -> Found:
-        """The eigenvalues of the operator v -> H v with `size` rows, on the device and in the dtype of `like`.
+    def search(self, product: Callable[[Tensor], Tensor], *, check: bool) -> dict[str, Any]:
+        """The largest eigenvalues of v -> H v, in descending order, and what else is `STORED` of each, (k,).
 
-        One that is not finite has NaN, and is not converged.
+        With the `products` made and, of a check, `warm_error`. One that is not finite is NaN, and not converged.
         """
         self._searches += 1
-        drawn = random_unit(size, self.seed + self._searches, device=like.device, dtype=like.dtype)
-        known = self._vectors if self._vectors is not None and self._vectors.shape[1] == size else None
+        drawn = random_unit(self.size, self.seed + self._searches, device=self.like.device, dtype=self.like.dtype)
+        missed, made = np.nan, []
         try:
-            if known is None:
-                return self._kept(self._lanczos(product, drawn, unseen=1.0), np.nan, 0)
-            mixed = known.sum(dim=0) + RANDOM * drawn
-            mixed = mixed if self._next is None else mixed.add_(self._next, alpha=NEXT)
-            warm = self._lanczos(product, mixed, unseen=UNSURE * RANDOM / length(mixed).item())
-            if not check:
-                return self._kept(warm, np.nan, 0)
-            cold = self._lanczos(product, drawn, unseen=1.0)
-            top = float(cold.values[0])
-            missed = (top - float(warm.values[0])) / abs(top) if top else np.nan
-            return self._kept(cold if missed >= 0 else warm, missed, (warm if missed >= 0 else cold).products)
+            if self._vectors is None or check:
+                made.append(self._lanczos(product, drawn, unseen=1.0))
+            if self._vectors is not None:
+                mixed = self._vectors.sum(dim=0) + RANDOM * drawn
+                mixed = mixed if self._next is None else mixed.add_(self._next, alpha=NEXT)
+                made.append(self._lanczos(product, mixed, unseen=UNSURE * RANDOM / length(mixed).item()))
         except FloatingPointError:
             self._vectors = None
-            nothing = np.full(self.k, np.nan)
-            return Found(nothing, nothing, nothing, np.zeros(self.k), np.nan, 0)
-
-    def _lanczos(self, product: Callable[[Tensor], Tensor], start: Tensor, *, unseen: float) -> Spectrum:
-        room, storage = memory(start)
-        k = min(self.k, start.numel())
-        return lanczos(
-            product, start, k, which="LA", tol=self.tol, max_steps=max(self.max_products, k + 1), room=room,
-            storage=storage, vectors=True, further=1, unseen=unseen,
-        )  # fmt: skip
-
-    def _kept(self, found: Spectrum, warm_error: float, more: int) -> Found:
-        """The values of a search, whose vectors the next one begins with; `more` products were made by another one."""
+            return {**dict.fromkeys(STORED, np.full(self.k, np.nan)), "converged": np.zeros(self.k), "products": 0}
+        if len(made) > 1:
+            cold, warm = (float(one.values[0]) for one in made)
+            missed = (cold - warm) / abs(cold) if cold else np.nan
+        found = max(made, key=lambda one: float(one.values[0]))
         assert found.vectors is not None
         self._vectors = found.vectors.clone()
         self._next = None if found.further is None else found.further[0].clone()
+        parts = zip(STORED, (found.values, found.residuals, found.errors, found.converged), strict=True)
         lacking = (0, self.k - len(found.values))
-        values, residuals, errors, converged = (
-            np.pad(np.asarray(part, float), lacking, constant_values=np.nan)
-            for part in (found.values, found.residuals, found.errors, found.converged)
-        )
-        return Found(values, residuals, errors, converged, warm_error, found.products + more)
+        padded = {name: np.pad(np.asarray(part, float), lacking, constant_values=np.nan) for name, part in parts}
+        return padded | {"warm_error": missed, "products": sum(one.products for one in made)}
+
+    def _lanczos(self, product: Callable[[Tensor], Tensor], start: Tensor, *, unseen: float) -> Spectrum:
+        room, storage = memory(start)
+        k = min(self.k, self.size)
+        return lanczos(
+            product, start, k, which="LA", tol=self.tol, max_steps=max(PRODUCTS, k + 1), room=room,
+            storage=storage, vectors=True, further=1, unseen=unseen,
+        )  # fmt: skip
 
 
-PRODUCTS = 100  # at most, of one search
 _log = logging.getLogger(__name__)
 
 
@@ -138,10 +121,13 @@ class Measurement:
         tol: float,
         seed: int,
     ) -> None:
-        self._subject, self._start, self._optimizer, self._top, self._parts = subject, start, optimizer, top, parts
+        self._subject, self._start, self._optimizer, self._parts = subject, start, optimizer, parts
         self._shapes = {name: p.shape for name, p in subject.parameters.items()}
-        self._tracked = TrackedEigenvalues(top, tol, PRODUCTS, derived_seed(seed, "eigenvalues"))
-        self._tracked_preconditioned = TrackedEigenvalues(top, tol, PRODUCTS, derived_seed(seed, "preconditioned"))
+        like = next(iter(subject.parameters.values()))
+        self._plain, self._preconditioned = (
+            TrackedEigenvalues(top, tol, subject.size, like, derived_seed(seed, of))
+            for of in ("eigenvalues", "preconditioned")
+        )
         self._along, self._shards = followed_model.AlongUpdate(subject, start.shards), start.shards
         self._warned = False
         if optimizer is not None and not self._shards.divided:
@@ -184,20 +170,15 @@ class Measurement:
         if product is None:
             return values
         check, parts = kind == "check", parts_of(subject, self._parts)
-        noisy = noise(gram(gradients_of(subject, parts, flat(gradient))), 0 if len(parts) < 2 else parts[0].stop)
-        like, size = next(iter(parameters.values())), sum(p.numel() for p in parameters.values())
-        found = self._tracked.search(product, like, size, check=check)
-        preconditioned = self._preconditioned(product, parameters, found, check=check)
-        bend = math.nan
+        if len(parts) > 1:
+            values |= noise(gram(gradients_of(subject, parts, flat(gradient))), parts[0].stop)
+        found = self._plain.search(product, check=check)
+        seen = self._seen(product, found, check=check)
         if update:
             flattened = flat(update.values())
-            bend = dot(flattened, product(flattened)).item() / step_norm(self._optimizer, self._held, update) ** 2
-        return values | {
-            "norm_sharpness": bend, "eigenvalue": found.values, "residual": found.residuals, "error": found.errors,
-            "converged": found.converged, **preconditioned, "warm_error": found.warm_error,
-            "products": found.products + preconditioned.pop("products"), "noise_scale": noisy.scale,
-            "noise_scale_se": noisy.scale_se, "gradient_variance": noisy.variance, "gradient_squared": noisy.squared,
-        }  # fmt: skip
+            bend = dot(flattened, product(flattened)).item()
+            values["norm_sharpness"] = bend / step_norm(self._optimizer, self._held, update) ** 2
+        return values | found | seen | {"products": found["products"] + seen.get("products", 0)}
 
     def _loss_and_gradient(self) -> tuple[float, Sequence[Tensor]]:
         """Loss of the mini-batch and its gradient by tensors; of weights divided by FSDP2 this process's parts."""
@@ -217,47 +198,35 @@ class Measurement:
         model = self._subject.origin.original or self._subject.model
         return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
-    def _preconditioned(
-        self, product: Callable[[Tensor], Tensor], parameters: Mapping[str, Tensor], plain: Found, *, check: bool
-    ) -> dict[str, Any]:
-        """The eigenvalues that the optimiser sees, and both thresholds; NaN without an optimiser.
+    def _seen(self, product: Callable[[Tensor], Tensor], plain: Mapping[str, Any], *, check: bool) -> dict[str, Any]:
+        """The eigenvalues that the optimiser sees, and both thresholds; none without an optimiser.
 
         An adaptive optimiser has no preconditioner before its first update, and one with learning rate 0, or whose
-        threshold is not known, has none: NaN. That of SGD belongs to H plus the weight decay; `threshold`, that of H
-        alone, is less by the decay, by the largest one where parameters have different ones.
+        threshold is not known, has none. That of SGD belongs to H plus the weight decay; `threshold`, that of H alone,
+        is less by the decay, by the largest one where parameters have different ones.
         """
-        nothing = np.full(self._top, np.nan)
-        values: dict[str, Any] = {
-            "preconditioned": nothing, "preconditioned_residual": nothing, "preconditioned_error": nothing,
-            "preconditioned_converged": nothing,
-            "threshold": math.nan, "preconditioned_threshold": math.nan, "products": 0,
-        }  # fmt: skip
         if self._optimizer is None:
-            return values
+            return {}
         try:
             known = preconditioner(self._optimizer, self._held)
         except ValueError as error:
             if not isinstance(error, NoUpdateYet | UnknownThreshold) and not self._warned:
                 _log.warning("warning: no preconditioned eigenvalues: %s", error)
                 self._warned = True
-            return values
-        values["preconditioned_threshold"] = known.threshold
-        decays = {known.decay.get(name, 0.0) for name in parameters}
+            return {}
+        parameters = self._subject.parameters
+        values, decays = (
+            {"preconditioned_threshold": known.threshold},
+            {known.decay.get(name, 0.0) for name in parameters},
+        )
         if known.scale.keys() == parameters.keys() and all(map(_is_one, known.scale.values())):
             values["threshold"] = known.threshold - max(decays)
-        if math.isfinite(values["threshold"]) and len(decays) == 1:
-            (decay,) = decays
-            found = replace(plain, values=plain.values + decay, products=0)
+        if "threshold" in values and len(decays) == 1:
+            found = {**plain, "eigenvalue": plain["eigenvalue"] + max(decays), "products": 0}
         else:
-            own = next(iter(parameters.values()))
-            found = self._tracked_preconditioned.search(
-                known.of(product, parameters), own, sum(p.numel() for p in parameters.values()), check=check
-            )
-        return values | {
-            "preconditioned": found.values, "preconditioned_residual": found.residuals,
-            "preconditioned_error": found.errors, "preconditioned_converged": found.converged,
-            "products": found.products,
-        }  # fmt: skip
+            found = self._preconditioned.search(known.of(product, parameters), check=check)
+        errors = {f"preconditioned_{name}": found[name] for name in STORED[1:]}
+        return {**values, **errors, "preconditioned": found["eigenvalue"], "products": found["products"]}
 
 
 def _is_one(scale: Tensor) -> bool:

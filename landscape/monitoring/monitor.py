@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -121,52 +122,38 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
         known = given is None or optimizer is not None
         require(known, "optimizer", type(given).__name__, "an optimiser of PyTorch, or a list of several")
         require(0 < tol < 1, "tol", tol, "above 0 and below 1")
-        self.every, self.number = every, start
-        self._grid, self._skipped, self._failures, self._measured = start // every, 0, 0, 0
-        self._start, self._said, self._on_row = start, False, on_row
-        self._micro: gradients.MicroBatches | None = None
+        self.every, self.number, self._start, self._on_row = every, start, start, on_row
+        self._skipped, self._failures, self._measured, self._said = 0, 0, 0, False
+        self._passes: gradients.Passes | None = None
+        self._noise = deque[tuple[float, float]](maxlen=gradients.UPDATES if noise else 0)  # of the last updates
         self._warning = stored_series.EarlyWarning()
         self._writer: series.SeriesWriter | None = None
-        self._updates = followed_model.UpdatesSeen(module := followed_model.followed(model))
-        self._shards = shards.Shards(model)
+        self._module = module = followed_model.followed(model)
+        self._updates, self._shards = followed_model.UpdatesSeen(module), shards.Shards(model)
         main = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
         self._active = main or self._shards.divided
         for part in () if optimizer is None else parts_of(optimizer):
             rule_of(part)  # in every process: the steps of one that recognise it may be collective
         if self._active:
-            settings = {"top": top, "noise": noise, "tol": tol}
-            attributes = {"every": every, "overhead": overhead, **settings, "seed": seed}
+            settings = {"every": every, "overhead": overhead, "top": top, "noise": noise, "tol": tol, "seed": seed}
             with self._shards.gathered_anew():
                 self._subject = followed_model.subject_of(module, loss, batch, label, other)
             self._budget = Budget(overhead, self._subject.device)
             with measuring(self._subject), self._shards.gathered_anew():
-                followed_model.check_other(self._subject, given=other is not None)
+                if other is not None:
+                    followed_model.check_other(self._subject)
                 begun = gradients.Start(self._subject.parameters, self._shards, start)
                 if main:
-                    about = stored_series.about_of(self._subject, optimizer, attributes, data)
                     place = stored_series.Place(Path(out), start, overwrite=overwrite)
-                    begun = self._opened(place, begun, optimizer, settings, attributes, about)
+                    self._writer = stored_series.opened(place, self._subject, optimizer, begun, settings, data)
+                    self._finalizer = weakref.finalize(self, _close, self._writer, os.getpid())
+                    self._finalizer.atexit = False  # by then HDF5 is closed; what `atexit` holds runs before that
+                    atexit.register(self._finalizer)
             self._measurement = Measurement(self._subject, begun, optimizer, top=top, parts=noise, tol=tol, seed=seed)
             self._merge_at = self._budget.now() + MERGE_SECONDS
-        if self._active and start % every == 0:
-            self._measure("check")
-        self._micro = gradients.MicroBatches(module, self._shards) if noise else None
+            if start % every == 0:
+                self._measure("check")
         self._prepare()
-
-    def _opened(
-        self, place: stored_series.Place, begun: gradients.Start, optimizer: Optimizer | None, settings: dict[str, Any],
-        attributes: dict[str, Any], about: dict[str, str],
-    ) -> gradients.Start:  # fmt: skip
-        """Begin or go on with the series in the file, and return the start that it knows."""
-        subject = self._subject
-        plan = stored_series.plan_of(subject, settings["top"], settings["noise"], begun.sketch)
-        identity = stored_series.identity_of(subject, optimizer, settings)
-        self._writer, sketch = stored_series.opened(place, subject, plan, identity, attributes, about)
-        self._finalizer = weakref.finalize(self, _close, self._writer, os.getpid())
-        self._finalizer.atexit = False  # by then HDF5 is closed; what `atexit` holds runs before, the newest first
-        atexit.register(self._finalizer)
-        known = sketch is not None and not self._shards.divided
-        return gradients.Start(subject.parameters, self._shards, place.start, sketch) if known else begun
 
     def step(self, number: int | None = None) -> None:
         """Count an update, and measure after every `every`-th; call it behind `optimizer.step()`.
@@ -175,28 +162,22 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
         gradient, and two calls in one step, are harmless. `number` gives the number of updates so far in place of the
         monitor's own count.
         """
-        updated = self._updates.since_last_call()
-        if number is None:
-            if not updated:
-                return
-            number = self.number + 1
-        if number <= self.number:
+        updated, rate = self._updates.since_last_call()
+        before, self.number = self.number, max(self.number, self.number + updated if number is None else number)
+        if self.number == before:
             return
-        self.number, rate = number, self._updates.rate()
-        if number // self.every != self._grid:
-            self._grid = number // self.every
-            if self._micro is not None:
-                self._micro.end()
+        if self.number // self.every != before // self.every:
+            passes, self._passes = self._passes, None
+            self._noise.extend(passes.taken() if passes is not None else [])
             if self._active:
                 self._on_grid(rate)
         self._prepare()
 
     def _on_grid(self, rate: float) -> None:
         """Measure what the budget allows."""
-        kind: Kind = "check" if self._measured % CHECKED == 0 else "eigenvalues"
-        if not self._allowed(kind):
-            kind = "row"
-        if not self._allowed(kind):
+        kinds: tuple[Kind, ...] = ("eigenvalues" if self._measured % CHECKED else "check", "row")
+        kind = next(filter(self._allowed, kinds), None)
+        if kind is None:
             self._say_when()
             self._skipped += 1
             return
@@ -216,13 +197,13 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
 
     def _prepare(self) -> None:
         """Keep the weights where the next update is one to measure."""
-        if (self.number + 1) // self.every == self._grid:
+        if (self.number + 1) // self.every == self.number // self.every:
             return
         if self._active:
             with self._budget.beside():
                 self._measurement.before_update()
-        if self._micro is not None:
-            self._micro.begin()
+        if self._noise.maxlen:
+            self._passes = gradients.Passes(self._module, self._shards)
 
     def data(self) -> xr.Dataset:
         """The series so far, as `landscape.open` returns it.
@@ -240,8 +221,8 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
         """Write the series to its end; done by itself when the process ends or the monitor is no longer used."""
         self._active = False
         self._updates.forget()
-        if self._micro is not None:
-            self._micro.end(complete=False)  # other processes may go on
+        if self._passes is not None:
+            self._passes.forget()
         if self._writer is not None:
             self._finalizer()
             atexit.unregister(self._finalizer)
@@ -253,34 +234,27 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
 
     def _measure(self, kind: Kind, rate: float = math.nan) -> None:
         budget = self._budget
-        before = budget.training
+        timing = {"training_seconds": budget.training, "skipped": self._skipped}
         with budget.measuring(kind), measuring(self._subject), self._shards.gathered_anew():
             values = self._measurement.at_present(kind, rate)
-            values["alarm"] = self._warning.alarm(*(values[n] for n in ("loss", "actual_change", "predicted_change")))
-        timing = {"seconds": budget.last, "training_seconds": before, "skipped": self._skipped}
+        timing["seconds"] = budget.last
         self._measured, self._skipped = self._measured + (kind != "row"), 0
         if self._writer is None:
             return
-        if self._warning.above == stored_series.IN_A_ROW:
-            _log.warning(
-                "warning: a loss spike may follow step %d: beside what their slope gains, the last %d measured updates "
-                "cost more than %g %% of the loss and %g times as much as before; a lower learning rate may avoid it",
-                self.number, stored_series.IN_A_ROW, 100 * stored_series.SHARE, stored_series.RISE,
-            )  # fmt: skip
         with budget.beside(kind):
             plan = self._writer.key.plan
             nothing = {n: np.full([len(plan.axes[d]) for d in q.dims], np.nan) for n, q in plan.quantities.items()}
-            if self._micro is not None:
-                values["simple_noise_scale"], values["simple_noise_scale_se"] = self._micro.scale()
-            row = {**nothing, **values, **timing}
+            row = {**nothing, **values, **gradients.pooled(self._noise), **timing}
+            changes = (float(row[name]) for name in ("loss", "actual_change", "predicted_change"))
+            row["alarm"] = self._warning.alarm(self.number, *changes)
             self._writer.write(self.number, row)
             if (began := budget.now()) >= self._merge_at:
                 self._writer.merge()
                 seconds = budget.now() - began
                 self._merge_at = began + max(MERGE_SECONDS, seconds / (MERGES * budget.overhead))
         if self._on_row is not None:
-            first = {"step": self.number, **{name: float(np.ravel(value)[0]) for name, value in row.items()}}
-            self._tell({name: value for name, value in first.items() if math.isfinite(value)})
+            first = {name: float(np.ravel(value)[0]) for name, value in row.items()}
+            self._tell({"step": self.number, **{name: value for name, value in first.items() if math.isfinite(value)}})
 
     def _tell(self, row: dict[str, float]) -> None:
         """Call the caller's function, until it raises."""

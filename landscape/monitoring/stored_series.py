@@ -1,6 +1,7 @@
 """What a monitored run stores: its quantities over the steps, what identifies it, and which stored series it is."""
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 
 from landscape.data.structure import common_length
 from landscape.headline import Headline, stored_headlines
-from landscape.monitoring.gradients import BUCKETS, UPDATES
+from landscape.monitoring.gradients import BUCKETS, UPDATES, Start
 from landscape.monitoring.gradients import parts_of as parts_of_batch
 from landscape.options import counted
 from landscape.probe import Plan, Quantity
@@ -34,16 +35,11 @@ RULE = (
 )
 HEADLINES = (
     Headline("steps", "step", {"step": -1}),
-    *(
-        one
-        for name, quantity, threshold in (
-            ("sharpness", "eigenvalue", "threshold"),
-            ("preconditioned", "preconditioned", "preconditioned_threshold"),
-        )
-        for one in (
-            Headline(name, quantity, {"rank": 0, "step": "last"}),
-            Headline(f"{name} / threshold", quantity, {"rank": 0, "step": "last"}, by=threshold),
-        )
+    Headline("sharpness", "eigenvalue", {"rank": 0, "step": "last"}),
+    Headline("sharpness / threshold", "eigenvalue", {"rank": 0, "step": "last"}, by="threshold"),
+    Headline("preconditioned", "preconditioned", {"rank": 0, "step": "last"}),
+    Headline(
+        "preconditioned / threshold", "preconditioned", {"rank": 0, "step": "last"}, by="preconditioned_threshold"
     ),
     Headline("distance", "distance", {"step": "last"}),
 )
@@ -118,12 +114,56 @@ def plan_of(subject: Subject, top: int, parts: int, sketch: np.ndarray) -> Plan:
     )
 
 
-def identity_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Place:
+    """Where a run is stored, and from which step on."""
+
+    path: Path
+    start: int  # updates before this process
+    overwrite: bool  # take the place of the last run of the same name
+
+
+def opened(
+    place: Place, subject: Subject, optimizer: Optimizer | None, begun: Start, settings: Mapping[str, Any], data: str
+) -> series.SeriesWriter:
+    """The writer of a run's series; where an earlier process began it, the start becomes that of the whole run.
+
+    A run that starts at step 0 gets a series of its own, with a number behind its label where the file holds one of
+    the same name; `overwrite` takes the place of the last of these. A run that goes on from a later step continues the
+    last of them, without the rows after that step. `data` names the data; "" where the caller gave none.
+    """
+    path, start = place.path, place.start
+    plan = plan_of(subject, settings["top"], settings["noise"], begun.sketch)
+    identity = {name: settings[name] for name in ("top", "noise", "tol")} | _identity(subject, optimizer)
+    attributes = {
+        **attributes_of(subject), "data": data or subject.data.name,
+        "protocol": _protocol(subject, optimizer, settings, data),
+        "parameters": json.dumps(dict(settings), default=str), "versions": json.dumps(run_key.versions()),
+        "schedule": RULE, **stored_headlines(HEADLINES),
+    }  # fmt: skip
+
+    def key(run: int) -> run_key.RunKey:
+        """Of the run-th series with this identity."""
+        text = json.dumps({MONITOR: identity, "run": run}, sort_keys=True, default=str)
+        label = run_key.readable_label(subject.label if run == 1 else f"{subject.label}-{run}")
+        return run_key.RunKey(MONITOR, label, hashlib.sha256(text.encode()).hexdigest()[:10], plan, attributes)
+
+    unmerged_journals.merge_orphans(path, reduce_of=lambda probe, parameters: None)
+    runs = (groups.stored_group(path, MONITOR, key(run).digest) for run in itertools.count(1))
+    known = list(itertools.takewhile(bool, runs))  # names of groups
+    if start > 0 and not known:
+        _log.warning("note: %s holds no series of this run (%s); it begins at step %d", path, subject.label, start)
+    if start > 0 and known:
+        begun.resume(np.asarray(groups.read_array(path, str(known[-1]), "start_sketch"), np.float64))
+    another = not known or not (start > 0 or place.overwrite)
+    return series.SeriesWriter(path, key(len(known) + another), after=start if start > 0 else -1)
+
+
+def _identity(subject: Subject, optimizer: Optimizer | None) -> dict[str, Any]:
     """What tells a run from others in one file: its label, batch, parameters and optimiser, not its weights."""
     loss = getattr(subject.losses, "__wrapped__", subject.losses)
     own: list[Any] = [] if optimizer is None else [[type(p).__name__, {**p.defaults}] for p in parts_of(optimizer)]
     return {
-        **settings,
         "label": subject.label,
         "loss": subject.traits.name or getattr(loss, "__qualname__", type(loss).__name__),
         "parameters": [[name, list(p.shape)] for name, p in subject.parameters.items()],
@@ -132,8 +172,8 @@ def identity_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping
     }
 
 
-def about_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping[str, Any], data: str) -> dict[str, str]:
-    """Name of the data, "" where the caller gave none, and the protocol in words as it stands below figures."""
+def _protocol(subject: Subject, optimizer: Optimizer | None, settings: Mapping[str, Any], data: str) -> str:
+    """The protocol in words as it stands below figures."""
     rows, every, overhead = common_length(subject.batch(0)), int(settings["every"]), float(settings["overhead"])
     of = "" if rows is None else f" of {counted(rows, 'sample')}"
     parts = [
@@ -144,7 +184,7 @@ def about_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping[st
         f"loss {subject.traits.name.rpartition('/')[2]}" if subject.traits.name else "",
         _words(optimizer),
     ]
-    return {"data": data or subject.data.name, "protocol": ", ".join(filter(None, parts))}
+    return ", ".join(filter(None, parts))
 
 
 def _words(optimizer: Optimizer | None) -> str:
@@ -163,69 +203,6 @@ def ordinal(number: int) -> str:
     return f"{number}{ends.get(number % 10, 'th')}"
 
 
-def key_of(
-    subject: Subject,
-    plan: Plan,
-    identity: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    about: Mapping[str, str],
-    run: int,
-) -> run_key.RunKey:
-    """The key of the run-th series with this identity."""
-    text = json.dumps({MONITOR: identity, "run": run}, sort_keys=True, default=str)
-    label = run_key.readable_label(subject.label if run == 1 else f"{subject.label}-{run}")
-    attributes = {
-        **attributes_of(subject), **about, "parameters": json.dumps(dict(settings), default=str),
-        "versions": json.dumps(run_key.versions()), "schedule": RULE, **stored_headlines(HEADLINES),
-    }  # fmt: skip
-    return run_key.RunKey(MONITOR, label, hashlib.sha256(text.encode()).hexdigest()[:10], plan, attributes)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a run is stored, and from which step on."""
-
-    path: Path
-    start: int  # updates before this process
-    overwrite: bool  # take the place of the last run of the same name
-
-
-def opened(
-    place: Place,
-    subject: Subject,
-    plan: Plan,
-    identity: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    about: Mapping[str, str],
-) -> tuple[series.SeriesWriter, np.ndarray | None]:
-    """The writer of this run's series, and the sketch of the weights at its start where an earlier process stored it.
-
-    A run that starts at step 0 gets a series of its own, with a number behind its label where the file holds one of
-    the same name; `overwrite` takes the place of the last of these. A run that goes on from a later step continues the
-    last of them, without the rows after that step.
-    """
-    path, start, overwrite = place.path, place.start, place.overwrite
-    unmerged_journals.merge_orphans(path, reduce_of=lambda probe, parameters: None)
-    run = 1
-    while groups.stored_group(path, MONITOR, key_of(subject, plan, identity, settings, about, run).digest) is not None:
-        run += 1
-    known = run > 1
-    if start > 0 and not known:
-        _log.warning("note: %s holds no series of this run (%s); it begins at step %d", path, subject.label, start)
-    continued = known and (start > 0 or overwrite)
-    key = key_of(subject, plan, identity, settings, about, run - continued)
-    sketch = None
-    if continued and start > 0:
-        sketch = np.asarray(groups.read_array(path, _name(path, key), "start_sketch"), np.float64)
-    return series.SeriesWriter(path, key, after=start if start > 0 else -1), sketch
-
-
-def _name(path: Path, key: run_key.RunKey) -> str:
-    name = groups.stored_group(path, key.probe, key.digest)
-    assert name is not None
-    return name
-
-
 class EarlyWarning:
     """Follows the second-order cost of the updates, actual - predicted change of the loss, which is about u'Hu / 2.
 
@@ -235,15 +212,21 @@ class EarlyWarning:
 
     def __init__(self) -> None:
         self._costs: deque[float] = deque(maxlen=EARLIER + IN_A_ROW)
-        self.above = 0  # rows in a row
+        self._above = 0  # rows in a row
 
-    def alarm(self, loss: float, actual: float, predicted: float) -> float:
+    def alarm(self, step: int, loss: float, actual: float, predicted: float) -> float:
         """1 where a spike is announced, 0 where not, NaN where that is not known: no update, or few rows before."""
         cost, earlier = actual - predicted, [*self._costs][:-IN_A_ROW]
-        if math.isfinite(cost):
-            self._costs.append(cost)
-        if not math.isfinite(cost) or len(earlier) < LEAST:
+        if not math.isfinite(cost):
             return math.nan
-        above = cost > max(RISE * median(earlier), SHARE * (loss - actual))
-        self.above = self.above + 1 if above else 0
-        return float(self.above >= IN_A_ROW)
+        self._costs.append(cost)
+        if len(earlier) < LEAST:
+            return math.nan
+        self._above = self._above + 1 if cost > max(RISE * median(earlier), SHARE * (loss - actual)) else 0
+        if self._above == IN_A_ROW:
+            _log.warning(
+                "warning: a loss spike may follow step %d: beside what their slope gains, the last %d measured updates "
+                "cost more than %g %% of the loss and %g times as much as before; a lower learning rate may avoid it",
+                step, IN_A_ROW, 100 * SHARE, RISE,
+            )  # fmt: skip
+        return float(self._above >= IN_A_ROW)
