@@ -96,14 +96,9 @@ class Geometry(Probe):
         names = {**DIMENSIONS, **(OF_CLASSES if classes else {})}
         names |= OF_CLASSIFIER if classes and classifier is not None else {}
         alone = {**names, **(SELF_DUALITY if classes else {})} if classifier is not None else {}
-        summaries = {}
-        for name, long_name in names.items():
-            one = Quantity(long_name, dims=("layer",), over=_over(name), bounds=_bounds(name), error="images")
-            summaries[name] = one
-        for name, long_name in alone.items():
-            at_head = f"{long_name}, at the classifier's input"
-            one = Quantity(at_head, over=_over(name), bounds=_bounds(name), error="images")
-            summaries[f"{HEAD}{name}"] = one
+        summaries = {name: _quantity(name, words, ("layer",)) for name, words in names.items()}
+        for name, words in alone.items():
+            summaries[f"{HEAD}{name}"] = _quantity(name, f"{words}, at the classifier's input", ())
         place = np.repeat(np.arange(len(places.widths)), places.widths)
         count = {"class_size": Quantity("images of the smallest class that counts")} if classes else {}
         axes, labels, about = _of_classifier(places, dtype)
@@ -179,11 +174,9 @@ class Geometry(Probe):
         decisions = [_decisions(member["features"], data) for member in members]
         weight = data["classifier_weight"].astype(np.float64) if "classifier_weight" in data else None
         rows: list[dict[str, Estimate]] = []
-        for position in range(place.max() + 1):
+        for at in range(place.max() + 1):
             found = [
-                _measures(
-                    _at(member["features"], place, position), own, decided, weight if position == layers else None
-                )
+                _measures(_at(member["features"], place, at), own, decided, weight if at == layers else None)
                 for member, own, decided in zip(members, labels, decisions, strict=True)
             ]
             rows.append({name: Estimate(*np.mean([one[name] for one in found], axis=0)) for name in found[0]})
@@ -227,15 +220,15 @@ def _over(name: str) -> str:
     return OF_GROUPS if name.removeprefix(HEAD) in {**OF_CLASSES, **SELF_DUALITY} else "samples"
 
 
-def _bounds(name: str) -> str:
-    """What a measure cannot leave, for its interval.
+def _quantity(name: str, words: str, dims: tuple[str, ...]) -> Quantity:
+    """A measure as it is stored.
 
     NC2 has no bounds: noise alone makes it larger, so that of few samples the interval of a positive number lies above
     the truth (it held in 86 % of 200 redraws of 128 samples).
     """
-    if name in OF_CLASSIFIER:
-        return "share"
-    return "" if name == "class_separation" or name.startswith("nc2") else "positive"
+    unbounded = name == "class_separation" or name.startswith("nc2")
+    bounds = "share" if name in OF_CLASSIFIER else "" if unbounded else "positive"
+    return Quantity(words, dims=dims, over=_over(name), bounds=bounds, error="images")
 
 
 def _of_classifier(

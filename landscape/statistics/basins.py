@@ -108,23 +108,19 @@ def radius(r: np.ndarray, worse: np.ndarray, half: np.ndarray, margin: float) ->
 
 
 def _left(r: np.ndarray, values: np.ndarray, margin: float) -> float:
-    """Where values first cross the margin."""
-    return _crossing(r, values, margin, _first_above(values, margin))
+    """Where values first cross the margin, linear between points; NaN where it is not known."""
+    i = _first_above(values, margin)
+    if i is None:
+        return math.nan
+    if i == len(r) or math.isinf(values[i]):
+        return float(r[i - 1])
+    return float(r[i - 1] + (margin - values[i - 1]) / (values[i] - values[i - 1]) * (r[i] - r[i - 1]))
 
 
 def _first_above(values: np.ndarray, margin: float) -> int | None:
     """Position of the first value above the margin, their number where none is; None where it is not known."""
     i = next((i for i, value in enumerate(values) if not value <= margin), len(values))
     return None if i < len(values) and math.isnan(values[i]) else i
-
-
-def _crossing(r: np.ndarray, values: np.ndarray, margin: float, i: int | None) -> float:
-    """Where values cross the margin just before the i-th of them."""
-    if i is None:
-        return math.nan
-    if i == len(r) or math.isinf(values[i]):
-        return float(r[i - 1])
-    return float(r[i - 1] + (margin - values[i - 1]) / (values[i] - values[i - 1]) * (r[i] - r[i - 1]))
 
 
 def _together(radii: np.ndarray, parts: np.ndarray) -> dict[str, np.ndarray]:

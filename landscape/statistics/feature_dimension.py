@@ -40,15 +40,11 @@ def effective_rank(centred: np.ndarray, product: np.ndarray | None = None) -> Es
     if n < LEAST_SAMPLES:
         return UNKNOWN
     values, vectors = np.linalg.eigh((scatter(centred) if product is None else product) / n)
-    if d <= n:
-        keep = values > RESOLUTION * values[-1]
-        squares = (centred @ vectors[:, keep]) ** 2  # (n, rank): squared principal components
-    else:
-        keep = values > RESOLUTION * values[-1]
-        squares = n * values[keep] * vectors[:, keep] ** 2
+    keep = values > RESOLUTION * values[-1]
     if not keep.any() or values[-1] <= 0:
         return UNKNOWN
-    values = values[keep]
+    values, vectors = values[keep], vectors[:, keep]
+    squares = (centred @ vectors) ** 2 if d <= n else n * values * vectors**2  # (n, rank): squared principal components
     singular = np.sqrt(values)
     share = singular / singular.sum()
     logarithm = np.log(share)
