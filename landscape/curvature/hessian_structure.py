@@ -217,14 +217,10 @@ def _summary_of_ratios(table: np.ndarray) -> dict[str, Any]:
     with np.errstate(all="ignore"):
         off_block, non_gauss_newton = np.sqrt(off / whole), np.sqrt(rest / whole)
         cosine = inner[:, 0] / np.sqrt(whole[:, 0] * block[:, 0])
-    found: dict[str, Any] = {}
-    for name, values in (("off_block", off_block), ("non_gauss_newton", non_gauss_newton)):
-        for prefix, part in (("", values[:, 0]), ("rows_", values[:, 1:])):
-            found[f"batch_{prefix}{name}"] = part.mean(axis=0)
-            found[f"batch_{prefix}{name}_se"] = part.std(axis=0, ddof=1) / np.sqrt(len(part))
-    found["batch_block_cosine"] = cosine.mean()
-    found["batch_block_cosine_se"] = cosine.std(ddof=1) / np.sqrt(len(cosine))
-    return found
+    ratios = {"off_block": off_block[:, 0], "non_gauss_newton": non_gauss_newton[:, 0], "block_cosine": cosine}
+    ratios |= {"rows_off_block": off_block[:, 1:], "rows_non_gauss_newton": non_gauss_newton[:, 1:]}
+    errors = {f"batch_{name}_se": part.std(axis=0, ddof=1) / np.sqrt(len(part)) for name, part in ratios.items()}
+    return errors | {f"batch_{name}": part.mean(axis=0) for name, part in ratios.items()}
 
 
 def _summary_of_diagonal(samples: Tensor, sizes: Sequence[int], *, full: bool) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from landscape.predictions.scores import sample_means, sample_scores
 from landscape.predictions.temperature import TemperatureFit
 from landscape.statistics.calibration import SampleScores
 from landscape.statistics.means import mean_and_standard_error
+from landscape.statistics.ratio import alignment
 
 SIZES = (1, 2, 3, 5, 10, 20, 50)
 ALL_ORDERS = 5  # members up to which they join in every order: 31 subsets of 5
@@ -177,11 +178,8 @@ def diversity(data: Mapping[str, np.ndarray], done: np.ndarray) -> dict[str, Any
     samples = data["samples"][done]
     found: dict[str, Any] = {"disagreement": data["differing"][done].sum(axis=0) / samples.sum()}
     aligned = data["hsic"][done][samples >= LEAST_SAMPLES].sum(axis=0)
-    own = np.diag(aligned)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        scale = np.sqrt(np.abs(own[:, None] * own))
-        found["cka"] = np.where((own[:, None] > 0) & (own > 0), aligned / scale, np.nan)
-    pairs = ~np.eye(len(own), dtype=bool)
+    found["cka"] = alignment(aligned, np.diag(aligned), np.diag(aligned))
+    pairs = ~np.eye(len(aligned), dtype=bool)
     found["mean_cka"] = found["cka"][pairs].mean()
     for name in ("disagreement", "divergence"):
         values = data[f"sample_{name}"][done]

@@ -18,6 +18,7 @@ from landscape.layers.forward_hooks import FeatureHooks, transferred, units_of
 from landscape.probe import Plan, Probe, Quantity, Values
 from landscape.statistics import means, stored
 from landscape.statistics.intervals import FEWEST
+from landscape.statistics.ratio import alignment
 from landscape.subject import other_networks, weights_cache
 from landscape.subject.loading.identity import attributes
 from landscape.subject.subject import Subject, more_samples
@@ -115,10 +116,10 @@ class Similarity(Probe):
         terms = tuple(data[name][use] for name in TERMS)
         n = len(terms[0])
         sums = tuple(term.sum(axis=0) for term in terms)
-        cka = _alignment(*sums) if n else np.full(data["hsic"].shape[1:], np.nan)
+        cka = alignment(*sums) if n else np.full(data["hsic"].shape[1:], np.nan)
         error, neighbours_error = np.full_like(cka, np.nan), np.array(np.nan)
         if n > 1:
-            left = np.stack([_alignment(*(s - term[i] for s, term in zip(sums, terms, strict=True))) for i in range(n)])
+            left = np.stack([alignment(*(s - term[i] for s, term in zip(sums, terms, strict=True))) for i in range(n)])
             error = means.jackknife_error(left)
             neighbours_error = means.jackknife_error(_neighbours(left)) if n >= FEWEST else neighbours_error
         neighbours = _neighbours(cka)
@@ -159,11 +160,3 @@ def _neighbours(cka: np.ndarray) -> np.ndarray:
     return np.asarray(
         np.diagonal(cka, 1, -2, -1).mean(axis=-1) if cka.shape[-2] > 1 else np.full(cka.shape[:-2], np.nan)
     )
-
-
-def _alignment(hsic: np.ndarray, layer: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """HSIC over the geometric mean of the layers' self-HSIC; NaN where a layer does not vary over samples."""
-    scale = layer[:, None] * other[None, :]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        aligned: np.ndarray = np.where((layer[:, None] > 0) & (other > 0), hsic / np.sqrt(np.abs(scale)), np.nan)
-    return aligned

@@ -22,17 +22,11 @@ def comparable(results: Sequence[xr.Dataset], also: Callable[[xr.Dataset], Hasha
 
     `also` is what else must be equal.
     """
-    finished = [
-        i
-        for i, data in enumerate(results)
-        if (data.variables["done"].values == 1).all() and data.attrs.get("data_sha256")
-    ]
-    about = {i: (*(results[i].attrs.get(name) for name in SAMPLES), also(results[i])) for i in finished}
-    for i in finished:
-        same = [j for j in finished if j >= i and about[j] == about[i]]
-        if len(same) > 1:
-            return same
-    return []
+    alike: dict[Hashable, list[int]] = {}
+    for i, data in enumerate(results):
+        if (data.variables["done"].values == 1).all() and data.attrs.get("data_sha256"):
+            alike.setdefault((*(data.attrs.get(name) for name in SAMPLES), also(data)), []).append(i)
+    return next((same for same in alike.values() if len(same) > 1), [])
 
 
 def mean_difference(values: np.ndarray, other: np.ndarray, *, shares: bool = False) -> tuple[np.ndarray, Ends]:

@@ -58,6 +58,13 @@ def linearised(above: np.ndarray, below: np.ndarray) -> np.ndarray:
         return np.asarray(whole + (above - whole * below) / below.mean())
 
 
+def alignment(hsic: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """HSIC (n, m) over the geometric mean of those with themselves, (n,), (m,); NaN where one does not vary."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scale = np.sqrt(np.abs(one[:, None] * other))
+        return np.where((one[:, None] > 0) & (other > 0), hsic / scale, np.nan)
+
+
 def _smallest_positive_root(a: float, b: float, c: float) -> float:
     """Of a r^2 - 2 b r + c with c > 0; 0 if there is none."""
     roots = np.roots([a, -2 * b, c])

@@ -23,7 +23,8 @@ def summaries(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         found |= {f"{name}_se.n": n[:, 1:], f"together_{name}_se.n": n[:, ALL]}
     found |= _additivity(data, count)
     trace, error, n = _mean_trace(data, count)
-    change = _first_finite(np.asarray(data["squared_norm"])[:, :count])[:, 1:].T  # (unit, setting)
+    norms = np.asarray(data["squared_norm"])[:, :count, 1:]  # the same in every finished mini-batch
+    change = np.fmax.reduce(np.where(np.isfinite(norms), norms, np.nan), axis=0).T  # (unit, setting)
     found |= {"squared_change": change, "mean_trace": trace, "mean_trace_se": error, "mean_trace_se.n": n}
     found["predictor"] = trace[:, None] * change
     pairs = [rank_correlation(found["predictor"][:, s], found["loss_increase"][:, s]) for s in range(count)]
@@ -127,10 +128,3 @@ def _mean_trace(data: Mapping[str, np.ndarray], count: int) -> tuple[np.ndarray,
     any_known = known.any(axis=0)
     mean, spread = (np.where(any_known, part, np.nan) / unit_size for part in (trace, error))
     return mean, spread, np.where(n > 1, n, 0).sum(axis=0)
-
-
-def _first_finite(values: np.ndarray) -> np.ndarray:
-    """Along the first axis the first finite value, NaN where there is none: the same in every mini-batch."""
-    finite = np.isfinite(values)
-    found = np.take_along_axis(values, finite.argmax(axis=0)[None], axis=0)[0]
-    return np.where(finite.any(axis=0), found, np.nan)

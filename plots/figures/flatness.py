@@ -1,6 +1,7 @@
 """Draw measures of flatness of several networks, each relative to the first one, with intervals."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import xarray as xr
 from landscape.headline import FLATTER, FLATTER_ABOVE
 from landscape.plots import broken, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.results.headline_numbers import Measured
-from landscape.statistics import flatness, intervals, rounding, seed_groups
+from landscape.results.headline_numbers import Measured, each
+from landscape.statistics import flatness, rounding, seed_groups
 from landscape.statistics.paired import Difference, paired_t
 
 MEANING = (
@@ -31,12 +32,8 @@ LEAST = 1e-3  # lower end of an interval, as a share of its value, where it is n
 
 def rows_of(data: xr.Dataset) -> Iterator[Measured]:
     """The measures of a result, in the order of its table."""
-    texts = [data[name].values.astype(str) for name in ("measure_name", "measure_units", "flatter")]
-    numbers = [data[name].values for name in ("value", "se", "n")]
-    for name, units, flatter, value, error, n in zip(*texts, *numbers, strict=True):
-        low, high = intervals.interval(value, error, n)
-        reading = FLATTER_ABOVE if flatter == "higher" else FLATTER
-        yield Measured(str(name), float(value), float(error), float(low), float(high), str(units), reading, float(n))
+    for one, flatter in zip(each(data, "{measure_name}", "value", "measure"), data["flatter"].values, strict=True):
+        yield replace(one, reading=FLATTER_ABOVE if flatter == "higher" else FLATTER)
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look, first: xr.Dataset | None = None, shift: float = 0.0) -> Axes:
