@@ -26,11 +26,7 @@ def refuse_larger(path: Path, what: str, make: Callable[[], nn.Module], held: in
     Raises:
         ValueError: it is larger, or has modules without end.
     """
-
-    def refuse(count: int) -> None:
-        refuse_expanding(path, what, count, held, SLACK)
-
-    refuse_size(path, make, refuse)
+    refuse_size(path, make, lambda count: refuse_expanding(path, what, count, held, SLACK))
 
 
 def refuse_size(path: Path, make: Callable[[], nn.Module], refuse: Callable[[int], None]) -> None:

@@ -151,9 +151,8 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
     size = sum(raw_files.files_of(path).values())
     if isinstance(content, nn.Module | Program):
         kind, program = ("program", content) if isinstance(content, Program) else ("pickled module", Program(content))
-        weights_of = dict(program.module.state_dict())
         return Checkpoint(
-            path, weights_of, taken=f"the {kind} itself", size=size, module=program.module,
+            path, dict(program.module.state_dict()), taken=f"the {kind} itself", size=size, module=program.module,
             batch_size=program.batch_size,
         )  # fmt: skip
     try:

@@ -102,10 +102,9 @@ def load(
     options["loss"] = loss if isinstance(loss, str) else ""
     if classes is not None:
         at_least("classes", classes, 1)
-    if isinstance(checkpoint, str | Path):
-        path: Path | None = Path(checkpoint)
-    else:
-        path = None if module is not None or options.get("model") else newest_checkpoint()
+    path = Path(checkpoint) if isinstance(checkpoint, str | Path) else None
+    if checkpoint is None and not options.get("model"):
+        path = newest_checkpoint()
     with user_code.kept_rng():
         subject = load_spec(Spec(checkpoint=path, **options), objects, label=label)
     if subject.checkpoint is not None:

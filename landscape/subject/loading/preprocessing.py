@@ -174,9 +174,8 @@ def with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
     if spec.block_size is None and spec.data.endswith(numpy_files.SUFFIX):
         length = providers.context(request)
         return replace(spec, block_size=min(length, LONGEST)) if length else spec
-    if ":" not in spec.model or (stored is not None and stored.native):
-        return spec
-    own = providers.preprocessing(request)
+    foreign = ":" in spec.model and not (stored is not None and stored.native)
+    own = providers.preprocessing(request) if foreign else None
     if own is None:
         return spec
     if spec.data and masks.folder_of_split(Path(spec.data).expanduser(), spec.split):  # which is never resized
