@@ -45,14 +45,11 @@ def at_chance(result: finding.Result) -> Iterator[finding.Finding]:
 def _knows_nothing(result: finding.Result, severity: finding.Severity, text: str, more: str = "") -> finding.Finding:
     """The finding of a network that guesses, a note where its weights are initial ones; `more`: options to look on."""
     untrained = result.attribute("epoch", math.nan) == 0
-    remedy = "these are initial weights: expected" if untrained else _check_loading(result, more)
-    return finding.found("at-chance", "note" if untrained else severity, result, text, remedy)
-
-
-def _check_loading(result: finding.Result, more: str) -> str:
     trained = f"that the weights are trained ({result.attribute('weights_taken') or 'their origin is not stored'})"
     check = f"check {trained} and that --mean, --std and the class order are those of training"
-    return f"{check}; run: {result.evaluation}{more}" if result.spec.get("checkpoint") else check
+    check += f"; run: {result.evaluation}{more}" if result.spec.get("checkpoint") else ""
+    remedy = "these are initial weights: expected" if untrained else check
+    return finding.found("at-chance", "note" if untrained else severity, result, text, remedy)
 
 
 def loss_at_chance(result: finding.Result) -> Iterator[finding.Finding]:
