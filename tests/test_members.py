@@ -26,7 +26,7 @@ from landscape.probes.similarity import Similarity
 from landscape.probes.variance import Variance
 from landscape.products.hvp_backends import curvature
 from landscape.running.run import run_key
-from landscape.statistics.means import error_over_members, mean_over_batches
+from landscape.statistics.means import error_over_members, means_over_batches
 from landscape.subject.loading.load import load_spec
 from landscape.subject.mc_dropout import as_is, calls_of, with_members
 from landscape.subject.sample_statistics import per_sample
@@ -355,11 +355,11 @@ def test_statistics_of_feature_maps_are_means_over_the_members() -> None:
 def test_a_part_of_the_members_gives_their_mean() -> None:
     data = {
         "done": np.array([[1, 1], [1, 0]]), "samples": np.array([[2.0, 2.0], [2.0, np.nan]]),
-        "total": np.array([[2.0, 4.0], [8.0, np.nan]]), "squares": np.array([[4.0, 8.0], [32.0, np.nan]]),
+        "value_sum": np.array([[2.0, 4.0], [8.0, np.nan]]), "value_square_sum": np.array([[4.0, 8.0], [32.0, np.nan]]),
     }  # fmt: skip
-    mean, _ = mean_over_batches(data, "total", "squares")
+    mean = means_over_batches(data, ("value",))["value"]
     assert mean == (3 + 8) / 4
-    assert error_over_members(data, "total") == pytest.approx(np.std([1, 2], ddof=1) / 2**0.5)
+    assert error_over_members(data, "value_sum") == pytest.approx(np.std([1, 2], ddof=1) / 2**0.5)
 
 
 def test_cka_of_members_compares_every_member_with_itself() -> None:

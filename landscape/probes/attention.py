@@ -16,7 +16,7 @@ from landscape.layers import attention_maps, forward_hooks, layer_patterns, padd
 from landscape.layers import attention_statistics as metrics
 from landscape.options import at_least, one_of
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Values
-from landscape.statistics.means import mean_over_batches
+from landscape.statistics.means import means_over_batches
 from landscape.statistics.stored import unmeasured
 from landscape.subject.subject import Subject
 
@@ -180,15 +180,12 @@ class Attention(Probe):
         Of members the means over all of them.
         """
         done = data["done"] == 1
-        means: dict[str, np.ndarray] = {}
-        for name in (*PER_HEAD, *PER_LAYER):
-            means[name], means[f"{name}_se"] = mean_over_batches(data, f"{name}_sum", f"{name}_square_sum")
         count, sums = data["token_samples"][done].sum(), data["token_singular_value_sum"]
         tokens = sums[done].sum(axis=0) / count if count else np.nan
         full = done & (data["samples"] == np.max(data["samples"][done], initial=0.0))  # a smaller one has other ranks
         images = data["batch_singular_value"][full]
         return {
-            **means,
+            **means_over_batches(data, (*PER_HEAD, *PER_LAYER)),
             "token_singular_value": np.broadcast_to(tokens, sums.shape[done.ndim :]),
             "image_singular_value": images.mean(axis=0) if len(images) else np.full(images.shape[1:], np.nan),
         }

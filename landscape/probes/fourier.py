@@ -14,7 +14,7 @@ from landscape.layers import forward_hooks, fourier, layer_patterns, selection
 from landscape.layers.fourier import diagonal_frequencies, log_amplitude
 from landscape.options import one_of
 from landscape.probe import Plan, Probe, Quantity, Values
-from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
+from landscape.statistics.means import MEMBER_ERROR, error_over_members, means_over_batches
 from landscape.statistics.stored import unmeasured
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -180,7 +180,7 @@ class Fourier(Probe):
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished images, their standard errors, and the means at common physical frequencies."""
-        mean, error = mean_over_batches(data, "delta_sum", "delta_square_sum")
+        mean, error = means_over_batches(data, ("delta",)).values()
         physical = data["frequency"] * data["scale"][:, None]
         common = np.full((len(mean), len(data["common_frequency"])), np.nan)
         last = np.isfinite(data["frequency"]).sum(axis=1) - 1

@@ -13,7 +13,7 @@ from landscape.headline import Headline
 from landscape.layers.forward_hooks import transferred
 from landscape.options import at_least, parse_choices, parse_range, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, make_texts
-from landscape.statistics.means import mean_and_standard_error_from_sums
+from landscape.statistics.means import means_by_name
 from landscape.subject import sample_statistics
 from landscape.subject.loading.identity import protocol
 from landscape.subject.losses import Meaning
@@ -155,17 +155,9 @@ class InputSurface(Probe):
         """Means over the images that are finished in a row, and their standard errors; planes of single images."""
         done, lines = data["done"] == 1, len(data["direction"])
         n = np.where(done, data["samples"], 0.0).sum(axis=0)[:, None]
-        totals = {
-            name: np.where(done[:, :, None], data[f"{name}_sum"], 0.0).sum(axis=0)
-            for name in ("loss", "loss_square", "rise", "rise_square", "accuracy")
-        }
+        means = means_by_name(data, ("loss", "rise")) | {f"{name}_se.n": n for name in ("loss", "rise")}
         with np.errstate(invalid="ignore"):
-            means = {"accuracy": totals["accuracy"] / n}
-        for name in ("loss", "rise"):
-            means[name], means[f"{name}_se"] = mean_and_standard_error_from_sums(
-                totals[name], totals[f"{name}_square"], n
-            )
-        means |= {f"{name}_se.n": n for name in ("loss", "rise")}
+            means["accuracy"] = np.where(done[:, :, None], data["accuracy_sum"], 0.0).sum(axis=0) / n
         found = {f"line_{name}": values[:lines] for name, values in means.items()}
         if len(n) > lines:
             found |= {name: values[lines:] for name, values in means.items()}

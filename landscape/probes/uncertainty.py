@@ -14,7 +14,7 @@ from landscape.headline import Headline
 from landscape.layers import forward_hooks, layer_patterns, selection
 from landscape.options import at_least
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
-from landscape.statistics.means import mean_over_batches
+from landscape.statistics.means import means_over_batches
 from landscape.statistics.stored import unmeasured
 from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.subject import Subject
@@ -145,7 +145,7 @@ class Uncertainty(Probe):
         found: dict[str, np.ndarray] = {}
         for name, summary in (("model", "model_uncertainty"), ("data", "data_uncertainty"), ("rms", "rms")):
             if f"{name}_sum" in data:
-                found[summary], found[f"{summary}_se"] = mean_over_batches(data, f"{name}_sum", f"{name}_square_sum")
+                found[summary], found[f"{summary}_se"] = means_over_batches(data, (name,)).values()
         at = np.flatnonzero(data["kind"] == "smoothing")
         for name in ("model", "data") if len(at) else ():
             if (values := found.get(f"{name}_uncertainty")) is not None:

@@ -12,7 +12,7 @@ from landscape.headline import Headline
 from landscape.layers import layer_patterns, selection
 from landscape.layers.forward_hooks import FeatureHooks, MapPart, units_of
 from landscape.probe import Plan, Probe, Quantity, Values
-from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
+from landscape.statistics.means import MEMBER_ERROR, error_over_members, means_over_batches
 from landscape.statistics.stored import unmeasured
 from landscape.subject.subject import Subject
 
@@ -85,13 +85,12 @@ class Variance(Probe):
         return FeatureHooks(layers, lambda position, tensor: None, values, on_maps=on_maps, in_parts=found.keys())
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        mean, error = mean_over_batches(data, "variance_sum", "variance_square_sum")
         members = {"variance_member_se": error_over_members(data, "variance_sum")} if data["done"].ndim > 1 else {}
         power = data["square_sum"][data["done"] == 1].sum(axis=0)
         total = data["variance_sum"][data["done"] == 1].sum(axis=0)
         normalised = np.divide(total, power, out=np.full_like(total, np.nan), where=power > 0)
         zero = (("variance_normalised", name, "its map is zero") for name in data["name"][power == 0])
-        found = {"variance": mean, "variance_se": error, "variance_normalised": normalised}
+        found = means_over_batches(data, ("variance",)) | {"variance_normalised": normalised}
         return found | members | unmeasured(zero)
 
 

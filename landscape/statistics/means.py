@@ -1,7 +1,7 @@
 """Compute means and their standard errors: one definition for everything summarised in NumPy."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,29 +51,29 @@ def jackknife_error(left: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt((n - 1) / n * ((left - left.mean(axis=0)) ** 2).sum(axis=0)))
 
 
-def mean_over_batches(data: Mapping[str, np.ndarray], total: str, squares: str) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard error over the samples of all finished mini-batches, from stored sums (batch, ...) by name.
-
-    Of sums (batch, member, ...), the mean also over the finished members. Samples count once for the error, which is
-    that of one member: an upper bound, because the mean over members varies less from sample to sample.
-    """
-    data = mean_over_members(data, total, squares, "samples")
-    done = data["done"] == 1
-    return mean_and_standard_error_from_sums(*(data[name][done].sum(axis=0) for name in (total, squares, "samples")))
-
-
 def means_by_name(data: Mapping[str, np.ndarray], names: Iterable[str], *, batches: int = 0) -> dict[str, np.ndarray]:
     """Means over the samples of finished units, and errors as `NAME_se`, along the axis of the mini-batches.
 
-    From sums over samples of the values and of their squares, stored as `NAME_sum` and `NAME_square_sum`, (units).
+    From sums over samples of the values and of their squares, stored as `NAME_sum` and `NAME_square_sum`, (units, ...).
     """
     done = data["done"] == 1
     n = np.where(done, data["samples"], 0.0).sum(axis=batches)
     found: dict[str, np.ndarray] = {}
     for name in names:
-        total, squares = (np.where(done, data[f"{name}_{k}"], 0.0).sum(axis=batches) for k in ("sum", "square_sum"))
-        found[name], found[f"{name}_se"] = mean_and_standard_error_from_sums(total, squares, n)
+        sums = (data[f"{name}_{kind}"] for kind in ("sum", "square_sum"))
+        total, squares = (np.where(_expanded(done, of), of, 0.0).sum(axis=batches) for of in sums)
+        found[name], found[f"{name}_se"] = mean_and_standard_error_from_sums(total, squares, _expanded(n, total))
     return found
+
+
+def means_over_batches(data: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The same of mini-batches, and of sums (batch, member, ...) also the mean over the finished members.
+
+    Samples count once for the error, which is that of one member: an upper bound, because the mean over members varies
+    less from sample to sample.
+    """
+    sums = [f"{name}_{kind}" for name in names for kind in ("sum", "square_sum")]
+    return means_by_name(mean_over_members(data, "samples", *sums), names)
 
 
 def mean_over_members(data: Mapping[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:
@@ -105,4 +105,4 @@ def error_over_members(data: Mapping[str, np.ndarray], total: str) -> np.ndarray
 
 def _expanded(weights: np.ndarray, like: np.ndarray) -> np.ndarray:
     """Weights with as many dimensions as another array, of which they are the first."""
-    return weights.reshape(*weights.shape, *(1,) * (like.ndim - weights.ndim))
+    return weights.reshape((*weights.shape, *(1,) * (like.ndim - weights.ndim)))

@@ -10,16 +10,19 @@ from landscape.statistics import intervals, means, stored
 
 PARTS = 8  # of a mini-batch, over which sums of several units are compared
 ALL = 0  # place of all units together
+MEANS = ("loss_increase", "accuracy_drop")  # over samples
 
 
 def summaries(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Everything that `Sensitivity` stores beside what it measures; arrays are (batch, trial, place)."""
     count = len(data["setting"])
     found: dict[str, Any] = {}
-    for name in ("loss_increase", "accuracy_drop"):
-        mean, error, n = _mean(data, name, count)  # (setting, place)
-        found |= {name: mean[:, 1:].T, f"{name}_se": error[:, 1:].T}
-        found |= {f"together_{name}": mean[:, ALL], f"together_{name}_se": error[:, ALL]}
+    sums = [f"{name}_{kind}" for name in MEANS for kind in ("sum", "square_sum")]
+    trials = {name: data[name][:, :count] for name in ("done", "samples", *sums)}  # (batch, setting, place)
+    n = np.where(trials["done"] == 1, trials["samples"], 0.0).sum(axis=0)
+    for name, values in means.means_by_name(trials, MEANS).items():  # (setting, place)
+        found |= {name: values[:, 1:].T, f"together_{name}": values[:, ALL]}
+    for name in MEANS:
         found |= {f"{name}_se.n": n[:, 1:], f"together_{name}_se.n": n[:, ALL]}
     found |= _additivity(data, count)
     trace, error, n = _mean_trace(data, count)
@@ -80,14 +83,6 @@ def over_parts(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndar
         rest = sums - sizes.reshape(-1, *(1,) * (sums.ndim - 1)) * mean
         spread = parts / (parts - 1) * (rest**2).sum(axis=0) if parts > 1 else np.full_like(mean, np.nan)
         return mean, np.sqrt(spread) / n
-
-
-def _mean(data: Mapping[str, np.ndarray], name: str, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over the samples of finished mini-batches, its error, and these samples, (setting, place) each."""
-    done = data["done"][:, :count] == 1
-    names = (f"{name}_sum", f"{name}_square_sum", "samples")
-    total, squares, n = (np.where(done, data[key][:, :count], 0.0).sum(axis=0) for key in names)
-    return *means.mean_and_standard_error_from_sums(total, squares, np.where(n > 0, n, np.nan)), n
 
 
 def _additivity(data: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:
