@@ -51,7 +51,7 @@ def command_of(name: str) -> Callable[..., None]:
             measure_all(name, checkpoint or [None], parameters, given, after=after, **run)
 
     checkpoints = several_checkpoints(kinds[0].checkpoints)
-    loading = command_options.loading_options(loading_defaults(probes_of(name)[0]))
+    loading = command_options.loading_options(loading_defaults(kinds[0]))
     own |= {"save": SAVE} if hasattr(kinds[0], "save") else {}
     table = {
         "context": command_options.CONTEXT, "checkpoint": checkpoints, **own, **loading, **command_options.RUN,
@@ -210,12 +210,12 @@ def _configured(
     """The probes of each run, and the fields of `Spec` with their defaults, of a command."""
     from landscape import api
 
-    probes, given = probes_of(command), {**parameters, **loading}
-    defaults = api.loading_defaults(probes[0])
-    if len(probes) > 1:
-        together, spec = api.configure_shared_pass(probes, preset, given)
+    kinds, given = [probe_class(name) for name in probes_of(command)], {**parameters, **loading}
+    defaults = api.loading_defaults(kinds[0])
+    if len(kinds) > 1:
+        together, spec = api.configure_shared_pass(kinds, preset, given)
         return [list(together)], {**defaults, **spec}
-    probe, spec = api.configure(command, {**api.preset_of(command, preset), **given})
+    probe, spec = api.configure(kinds[0], {**api.preset_of(kinds[0], preset), **given})
     return [[variant] for variant in api.variants(probe)], {**defaults, **spec}
 
 

@@ -77,15 +77,16 @@ def measure(
         OptionError: an option is unknown or out of its range.
         ValueError, OSError: see the message.
     """
-    name, own = _named(probe)
+    kind = probe_class(probe)
+    own = {} if isinstance(probe, str | type) else vars(probe)
     naming, part = networks_in_memory.named({**own, **options}), Shard(*parse_shard("shard", shard))
-    made, loading = configure(name, {**_seed_of(subject, name), **preset_of(name, preset), **naming.options})
-    loaded = _loaded(subject, name, loading, label, given=set(options) - set(parameter_defaults(name)))
+    made, loading = configure(kind, {**_seed_of(subject, kind), **preset_of(kind, preset), **naming.options})
+    loaded = _loaded(subject, kind, loading, label, given=set(options) - set(parameter_defaults(kind)))
     path = Path(out) if out is not None else None
-    _say_protocol(name, loaded, quiet=quiet)
+    _say_protocol(kind, loaded, quiet=quiet)
     loaded = replace(loaded, origin=replace(loaded.origin, others=naming.networks)) if naming.networks else loaded
     bar = Progress(
-        f"{name} {label or loaded.label}", quiet=quiet or report is not None, after=1.0, lines=in_notebook(),
+        f"{kind.name} {label or loaded.label}", quiet=quiet or report is not None, after=1.0, lines=in_notebook(),
         advice=Advice.of([made], loaded),
     )  # fmt: skip
     with measuring(loaded), bar as shown:
@@ -115,10 +116,11 @@ def features(
     Raises:
         OptionError, ValueError, OSError: as `measure`; no probe fits the network.
     """
-    made, loading = configure_shared_pass(probes, preset, {**_seed_of(subject, *probes), **options})
-    loaded = _loaded(subject, probes[0], loading, label, given=set(loading) & set(options))
+    kinds = [probe_class(name) for name in probes]
+    made, loading = configure_shared_pass(kinds, preset, {**_seed_of(subject, *kinds), **options})
+    loaded = _loaded(subject, kinds[0], loading, label, given=set(loading) & set(options))
     path = Path(out) if out is not None else None
-    _say_protocol(probes[0], loaded, quiet=quiet)
+    _say_protocol(kinds[0], loaded, quiet=quiet)
     bar = Progress(
         f"features {label or loaded.label}", quiet=quiet or report is not None, after=1.0, lines=in_notebook(),
         advice=Advice.of(made, loaded),
@@ -188,7 +190,8 @@ def _trained(model: str, data: str, overrides: dict[str, Any], *, recipe: str, q
 
 def names_of_results(probe: str, preset: str, options: dict[str, Any]) -> Known:
     """Find the names of a probe's results; an OptionError or ValueError unless it has the preset and the options."""
-    made, loading = configure(probe, {**preset_of(probe, preset), **options})
+    kind = probe_class(probe)
+    made, loading = configure(kind, {**preset_of(kind, preset), **options})
     network_tables.check_loading({name: value for name, value in loading.items() if name != "classes"})
     network_tables.check_places(made)
     numbers = tuple(re.sub(r"\{[^}]*\}", "*", one.name) for one in made.headlines)
@@ -200,7 +203,7 @@ def names_of_results(probe: str, preset: str, options: dict[str, Any]) -> Known:
 
     def excluded() -> Set[str]:
         own = _numbers_of(made)
-        return _numbers_of(type(made)()) - own if own else own
+        return _numbers_of(kind()) - own if own else own
 
     return Known(numbers, stored, others, excluded)
 
@@ -210,15 +213,6 @@ def _numbers_of(probe: Probe) -> Set[str]:
     return {one.name for _, one in headline_numbers.numbers(result_of_small_network(probe))}
 
 
-def _named(probe: str | Probe | type[Probe]) -> tuple[str, dict[str, Any]]:
-    """The name of a probe, and the parameters of one that is given as an object."""
-    if isinstance(probe, str):
-        return probe, {}
-    kind = probe if isinstance(probe, type) else type(probe)
-    name: str = probe_class(kind).name
-    return name, {} if isinstance(probe, type) else vars(probe).copy()
-
-
 def _result(path: Path | None, outcome: run_key.Outcome) -> xr.Dataset:
     if path is not None:
         return reader.result(path, outcome.group)
@@ -226,44 +220,44 @@ def _result(path: Path | None, outcome: run_key.Outcome) -> xr.Dataset:
     return outcome.data
 
 
-def _loaded(subject: Source, probe: str, loading: Mapping[str, Any], label: str, *, given: set[str]) -> Subject:
+def _loaded(subject: Source, kind: type[Probe], loading: Mapping[str, Any], label: str, *, given: set[str]) -> Subject:
     """The subject itself, or loaded with the probe's defaults; loading options given with a subject are an error."""
     if isinstance(subject, nn.Module) and not loading.get("data"):
         raise OptionError(f"{type(subject).__name__} is a module without data; give data=... with it")
     if not isinstance(subject, Subject):
-        return load(subject, label=label, **{**loading_defaults(probe), **loading})
+        return load(subject, label=label, **{**loading_defaults(kind), **loading})
     if late := [name for name in loading if name in given]:
         raise OptionError(f"{', '.join(late)} must be given to landscape.load, got it with a loaded subject")
     return subject
 
 
-def _seed_of(subject: Source, *probes: str) -> dict[str, Any]:
+def _seed_of(subject: Source, *kinds: type[Probe]) -> dict[str, Any]:
     """The seed that a subject was loaded with, where it is an option of a probe too; on the command line it is one."""
-    drawing = any("seed" in parameter_defaults(probe) for probe in probes)
+    drawing = any("seed" in parameter_defaults(kind) for kind in kinds)
     return {"seed": subject.seed} if isinstance(subject, Subject) and drawing else {}
 
 
 _said: WeakKeyDictionary[Subject, set[str]] = WeakKeyDictionary()  # probes whose protocol was printed
 
 
-def _say_protocol(probe: str, subject: Subject, *, quiet: bool) -> None:
+def _say_protocol(kind: type[Probe], subject: Subject, *, quiet: bool) -> None:
     """Print the protocol, and the defaults that it differs from, once for each probe of a subject.
 
     It goes to stderr, or to the log where the caller has set that up.
     """
     known = _said.setdefault(subject, set())
-    if quiet or probe in known:
+    if quiet or kind.name in known:
         return
-    known.add(probe)
-    usual = loading_defaults(probe)
+    known.add(kind.name)
+    usual = loading_defaults(kind)
     own: dict[str, Any] = {"batch_size": subject.batch_size, "samples": len(subject)}
     if subject.spec is not None and not subject.data.one_part:
         own["split"] = subject.spec.split
     if own["samples"] < usual["samples"] and (subject.spec is None or subject.spec.samples == "all"):
         del own["samples"]  # there are no more
     other = ", ".join(f"{name}={usual[name]!r}" for name in sorted(own) if own[name] != usual[name])
-    hint = f" (defaults of {probe}: {other})" if other else ""
-    line = f"{probe} of {subject.label}: {protocol(subject)}{hint}"
+    hint = f" (defaults of {kind.name}: {other})" if other else ""
+    line = f"{kind.name} of {subject.label}: {protocol(subject)}{hint}"
     if _log.isEnabledFor(logging.INFO) or logging.getLogger("landscape").level != logging.NOTSET:
         _log.info(line)
     else:
@@ -271,44 +265,45 @@ def _say_protocol(probe: str, subject: Subject, *, quiet: bool) -> None:
 
 
 def configure_shared_pass(
-    probes: Sequence[str], preset: str, options: dict[str, Any]
+    kinds: Sequence[type[Probe]], preset: str, options: dict[str, Any]
 ) -> tuple[list[SharedPassProbe], dict[str, Any]]:
     """Probes for a shared pass, each with its own parameters, and the loading options.
 
     Raises:
         OptionError: a probe cannot share a pass, or a setting belongs neither to a probe nor to loading.
     """
-    for name in probes:
-        if name not in FEATURES:
-            raise OptionError(f"probes must be among {', '.join(FEATURES)}; got {name}, which cannot share a pass")
-    own = {name: parameter_defaults(name) for name in probes}
-    of_all = set().union(*own.values())
+    for kind in kinds:
+        if kind.name not in FEATURES:
+            raise OptionError(f"probes must be among {', '.join(FEATURES)}; got {kind.name}, which cannot share a pass")
+    of_all = set().union(*map(parameter_defaults, kinds))
     made: list[SharedPassProbe] = []
     rest: dict[str, Any] = {}
-    for name in probes:
-        wanted = {key: value for key, value in options.items() if key in own[name] or key not in of_all}
-        probe, rest = configure(name, {**preset_of(name, preset), **wanted})
+    for kind in kinds:
+        own = parameter_defaults(kind)
+        wanted = {key: value for key, value in options.items() if key in own or key not in of_all}
+        probe, rest = configure(kind, {**preset_of(kind, preset), **wanted})
         made.append(cast(SharedPassProbe, probe))
     return made, rest
 
 
-def configure(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, Any]]:
+def configure(kind: type[Probe], settings: dict[str, Any]) -> tuple[Probe, dict[str, Any]]:
     """Split settings into the probe with its own parameters, and the loading options.
 
     Raises:
         OptionError: a setting is neither.
     """
-    kind, own = probe_class(probe), parameter_defaults(probe)
+    own = parameter_defaults(kind)
     loading = {field.name for field in fields(spec.Spec)} - {"checkpoint"} | {"classes"}
     unknown = [name for name in settings if name not in loading | own.keys()]
     if unknown:
         known = f"it has {', '.join(sorted(own))}, and those of landscape.load"
-        raise OptionError(f"{probe} has no option {unknown[0]}; {known}{did_you_mean(unknown[0], [*own, *loading])}")
+        near = did_you_mean(unknown[0], [*own, *loading])
+        raise OptionError(f"{kind.name} has no option {unknown[0]}; {known}{near}")
     parameters = {}
-    for field in fields(kind):
-        if field.name in settings:
-            value = plain_value(field.name, settings[field.name], field.default)
-            parameters[field.name] = _several(field.name, value) if isinstance(field.default, tuple) else value
+    for name, default in own.items():
+        if name in settings:
+            value = plain_value(name, settings[name], default)
+            parameters[name] = _several(name, value) if isinstance(default, tuple) else value
     made, given = kind(**parameters), {name: value for name, value in settings.items() if name in loading}
     return made, given if made.logits == kind.logits else {"logits": made.logits, **given}
 
@@ -321,16 +316,15 @@ def _several(name: str, value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def loading_defaults(probe: str) -> dict[str, Any]:
+def loading_defaults(kind: type[Probe]) -> dict[str, Any]:
     """The default loading options of a probe's subject."""
-    kind = probe_class(probe)
     usual = {"split": kind.split, "batch_size": kind.batch_size, "samples": run_key.SAMPLES, "logits": kind.logits}
     return {**usual, "ordered": True} if kind.ordered else usual
 
 
-def parameter_defaults(probe: str) -> dict[str, Any]:
+def parameter_defaults(kind: type[Any]) -> dict[str, Any]:
     """The default parameters of a probe."""
-    return {field.name: field.default for field in fields(probe_class(probe))}
+    return {field.name: field.default for field in fields(kind)}
 
 
 def variants(probe: Probe) -> list[Probe]:
@@ -338,13 +332,12 @@ def variants(probe: Probe) -> list[Probe]:
     return list(probe.variants()) if isinstance(probe, Varies) else [probe]
 
 
-def preset_of(probe: str, preset: str) -> dict[str, Any]:
+def preset_of(kind: type[Probe], preset: str) -> dict[str, Any]:
     """Settings of a preset.
 
     Raises:
         OptionError: there is no preset of that name.
     """
-    presets = probe_class(probe).presets
-    if preset and preset not in presets:
-        raise invalid("preset", preset, f"{alternatives(list(presets))} for {probe}")
-    return dict(presets[preset]) if preset else {}
+    if preset and preset not in kind.presets:
+        raise invalid("preset", preset, f"{alternatives(list(kind.presets))} for {kind.name}")
+    return dict(kind.presets[preset]) if preset else {}

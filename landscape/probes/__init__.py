@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from landscape.options import did_you_mean
 from landscape.plugins import beside, plugins
-from landscape.probe import checked
+from landscape.probe import Probe, checked
 
 CORE, REPRESENTATIONS, PREDICTIONS = GROUPS = ("core", "representations", "predictions and robustness")
 PLUGINS = "of other packages"  # the group of what entry points add
@@ -122,8 +122,8 @@ FEATURES = tuple(name for name, entry in PROBES.items() if entry.shared_pass)
 FEATURES_HELP = "Fourier, variance, similarity, attention and geometry from one forward pass per mini-batch."
 
 
-def probe_class(probe: str | type[Any]) -> type[Any]:
-    """The dataclass of a probe, checked against the contract of `landscape.probe`.
+def probe_class(probe: str | type[Any] | Probe) -> type[Any]:
+    """The dataclass of a probe, by its name or of itself, checked against the contract of `landscape.probe`.
 
     A class of the caller's own is known by its name from then on, in this process.
 
@@ -134,7 +134,7 @@ def probe_class(probe: str | type[Any]) -> type[Any]:
     """
     if isinstance(probe, str):
         return _given[probe] if probe in _given else _class_of(probe)
-    kind = checked(probe)
+    kind = checked(probe if isinstance(probe, type) else type(probe))
     if kind.name in PROBES and kind is not _class_of(kind.name):
         raise ValueError(f"{kind.__name__} is named {kind.name}, as a probe of landscape is; give it another name")
     if kind.name not in PROBES:
