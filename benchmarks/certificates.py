@@ -127,7 +127,7 @@ class Case:
 
     def _seeded(self, seed: int) -> dict[str, int]:
         """Mini-batches draw noise and vectors of their own, which are redrawn with them."""
-        return {"seed": seed} if "seed" in parameter_defaults(self.probe) else {}
+        return {"seed": seed} if "seed" in parameter_defaults(probe_class(self.probe)) else {}
 
     def truths(self) -> Truths:
         """True values by name."""

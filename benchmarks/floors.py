@@ -133,8 +133,8 @@ class Counted:
 
 def load(network: str, probe: str, samples: int, folder: Path) -> Subject:
     """A network at random weights, with the mini-batches that are a probe's default."""
-    split = "test" if "train_samples" in parameter_defaults(probe) else "train"  # which has more digits
-    options = {**loading_defaults(probe), "samples": samples, "split": split, "device": "cpu"}
+    split = "test" if "train_samples" in parameter_defaults(probe_class(probe)) else "train"  # which has more digits
+    options = {**loading_defaults(probe_class(probe)), "samples": samples, "split": split, "device": "cpu"}
     torch.manual_seed(0)
     if network != "gpt2":
         return landscape.load(None, model=network, data="digits", **options)

@@ -216,7 +216,7 @@ def _configured(
         together, spec = api.configure_shared_pass(kinds, preset, given)
         return [list(together)], {**defaults, **spec}
     probe, spec = api.configure(kinds[0], {**api.preset_of(kinds[0], preset), **given})
-    return [[variant] for variant in api.variants(probe)], {**defaults, **spec}
+    return [[variant] for variant in probe.variants()], {**defaults, **spec}
 
 
 def _note_unusual_layers(runs: Sequence[Sequence[Any]], subject: Subject, *, quiet: bool) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from landscape.options import OptionError, alternatives, did_you_mean, invalid, parse_shard, plain_value, require
 from landscape.predictions.evaluation import metrics_of
-from landscape.probe import Probe, Shard, Varies
+from landscape.probe import Probe, Shard
 from landscape.probes import FEATURES, probe_class
 from landscape.reporting.progress import Advice, Progress, in_notebook
 from landscape.results import headline_numbers, reader, run_key
@@ -90,10 +90,10 @@ def measure(
         advice=Advice.of([made], loaded),
     )  # fmt: skip
     with measuring(loaded), bar as shown:
-        for variant in variants(made):
+        for variant in made.variants():
             how: Any = {"label": label, "overwrite": overwrite, "shard": part, "executor": executor}
             outcome = run(variant, loaded, path, report=report or shown, **how)
-    return _result(path, outcome)
+    return reader.measured(path, outcome)
 
 
 def features(
@@ -132,7 +132,7 @@ def features(
     for name, outcome in measured.items():
         if outcome.failed:
             _log.warning("%s failed and is left out: %s", name, outcome.failed)
-    return {name: _result(path, outcome) for name, outcome in measured.items() if not outcome.failed}
+    return {name: reader.measured(path, outcome) for name, outcome in measured.items() if not outcome.failed}
 
 
 def evaluate(subject: Source = None, *, passes: int = 1, label: str = "", **options: Any) -> dict[str, float]:
@@ -211,13 +211,6 @@ def names_of_results(probe: str, preset: str, options: dict[str, Any]) -> Known:
 def _numbers_of(probe: Probe) -> Set[str]:
     """The headline numbers of a probe's result of a small network; none where it does not apply to it."""
     return {one.name for _, one in headline_numbers.numbers(result_of_small_network(probe))}
-
-
-def _result(path: Path | None, outcome: run_key.Outcome) -> xr.Dataset:
-    if path is not None:
-        return reader.result(path, outcome.group)
-    assert outcome.data is not None
-    return outcome.data
 
 
 def _loaded(subject: Source, kind: type[Probe], loading: Mapping[str, Any], label: str, *, given: set[str]) -> Subject:
@@ -325,11 +318,6 @@ def loading_defaults(kind: type[Probe]) -> dict[str, Any]:
 def parameter_defaults(kind: type[Any]) -> dict[str, Any]:
     """The default parameters of a probe."""
     return {field.name: field.default for field in fields(kind)}
-
-
-def variants(probe: Probe) -> list[Probe]:
-    """The runs of a probe: itself, or its variants (several random planes, say)."""
-    return list(probe.variants()) if isinstance(probe, Varies) else [probe]
 
 
 def preset_of(kind: type[Probe], preset: str) -> dict[str, Any]:

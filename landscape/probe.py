@@ -168,6 +168,10 @@ class Probe(Protocol):
         (values,) = cast(Sweeps, self).sweep(subject, [unit])
         return values
 
+    def variants(self) -> Sequence[Any]:
+        """The runs that it stands for, each with its own group, such as random planes with several seeds."""
+        return [self]
+
     def resolved(self, subject: Any, choices: Mapping[str, Any]) -> tuple[Any, Any]:
         """Probe and subject with the choices of `autotune` applied, as if they had been given as options."""
         return replace(cast(Any, self), **choices), subject
@@ -225,13 +229,6 @@ class Estimates(Protocol):
 
 
 @runtime_checkable
-class Varies(Protocol):
-    """Expands into several runs, each with its own group, such as random planes with several seeds."""
-
-    def variants(self) -> Sequence[Any]: ...
-
-
-@runtime_checkable
 class SharesPass(Protocol):
     """Measures a unit, a mini-batch or a member on one, with hooks on its forward pass, which several probes share."""
 
@@ -245,7 +242,7 @@ class Saves(Protocol):
     def save(self, subject: Any, path: Any) -> str: ...
 
 
-CAPABILITIES: tuple[type, ...] = (Sweeps, Reduces, Identifies, Stages, Autotunes, Estimates, Varies, SharesPass, Saves)
+CAPABILITIES: tuple[type, ...] = (Sweeps, Reduces, Identifies, Stages, Autotunes, Estimates, SharesPass, Saves)
 
 
 def checked(kind: type[Any]) -> type[Any]:

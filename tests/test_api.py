@@ -432,7 +432,7 @@ def test_the_seed_of_a_loaded_subject_is_that_of_the_probe_unless_it_is_given() 
 
 
 def test_mini_batches_have_128_samples_but_of_hessian_and_of_frames_as_large_as_masks() -> None:
-    sizes = {name: loading_defaults(name)["batch_size"] for name in PROBES}
+    sizes = {name: loading_defaults(probe_class(name))["batch_size"] for name in PROBES}
     assert {name: size for name, size in sizes.items() if size != 128} == {"hessian": 16, "stream": 16}
 
 

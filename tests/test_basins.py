@@ -275,7 +275,7 @@ def test_a_stopped_run_resumes_and_a_result_without_scores_is_as_before(network:
 
     subject = landscape.load(network, split="train", **DIGITS)
     probe = Line(resolution=3, range="0.4", also=("held=digits:test",), margin="10%")
-    key = run_key(probe, subject, "", {}, weights=weights_sha256(subject))
+    key, _ = run_key(probe, subject, "", weights=weights_sha256(subject))
     with Writer(tmp_path / "r.h5", key, reduce_of=reduce_of) as writer:
         first = next(iter(key.plan.units()))
         writer.write(first, probe.measure(subject, first))

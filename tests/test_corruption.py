@@ -22,10 +22,11 @@ from landscape.plots.figures import corruption as figure
 from landscape.plots.figures import corruption_sizes as sizes
 from landscape.probes.corruption import Corruption
 from landscape.results import reader
-from landscape.running.run import reduce_of, run_key
+from landscape.running.run import reduce_of
 from landscape.statistics import calibration
 from landscape.statistics.corruption_summary import paired_difference, reduced
 from landscape.statistics.means import mean_and_standard_error
+from landscape.subject.loading import identity
 from landscape.subject.loading.load import load
 from landscape.subject.subject import Subject
 
@@ -213,7 +214,7 @@ def test_every_size_of_an_ensemble_is_a_run_with_so_many_members_without_further
 
 
 def digest(subject: Subject, **options: Any) -> str:
-    return run_key(Corruption(**{**FEW, **options}), subject, "").digest
+    return identity.digest(Corruption(**{**FEW, **options}), subject)
 
 
 def test_a_replaced_file_of_the_same_size_is_another_source(root: Path) -> None:

@@ -27,6 +27,7 @@ from landscape.api import configure
 from landscape.cli.main import exit_code
 from landscape.plots import headlines
 from landscape.probe import listening
+from landscape.probes.surface import Surface
 from landscape.results import group as groups
 from landscape.results import reader
 from landscape.running import local_processes
@@ -447,7 +448,7 @@ def test_a_unit_that_is_a_mini_batch_is_not_another_one_where_memory_is_exhauste
 
 
 def test_workers_say_that_they_divided_mini_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, (probe, _) = hungry(tmp_path), configure("surface", {"resolution": "3"})
+    subject, (probe, _) = hungry(tmp_path), configure(Surface, {"resolution": "3"})
     work, units = work_of(probe, subject), list(probe.plan(subject).units())
     monkeypatch.setenv("MOST", "10")
     assert [values["micro_batches"] for _, values in measure_chunk(work, units)] == [4] * 9

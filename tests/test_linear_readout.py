@@ -18,8 +18,7 @@ from landscape.layers.linear_classifier import with_linear_classifier
 from landscape.probes.noise import Noise
 from landscape.probes.probe_linear import ProbeLinear
 from landscape.results import reader
-from landscape.running.run import run_key
-from landscape.subject.loading.identity import asked
+from landscape.subject.loading.identity import asked, digest
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.spec import Split
 from landscape.subject.subject import Origin, Subject
@@ -107,7 +106,7 @@ def test_it_is_another_measurement_and_plain_noise_keeps_its_run_key() -> None:
     assert not {"classifier", "pool", "train_samples"} & own.keys()
     given = [{}, {"train_samples": "80"}, {"train_samples": "60"}, {"train_samples": "all"}]
     linear = [Noise(bands="0.8", classifier="linear", **one) for one in given]
-    keys = [run_key(probe, subject, "").digest for probe in linear]
+    keys = [digest(probe, subject) for probe in linear]
     assert len(set(keys)) == 3
     assert keys[0] == keys[3]  # by the samples that are fitted, of which there are 90
 

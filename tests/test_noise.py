@@ -16,7 +16,7 @@ from landscape.options import OptionError
 from landscape.plots import drawing
 from landscape.probe import derived_seed
 from landscape.probes.noise import Noise
-from landscape.running.run import run_key
+from landscape.subject.loading.identity import digest
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 
@@ -168,7 +168,7 @@ def test_pictures_hold_the_masks_and_the_noise_that_the_network_was_given(tmp_pa
     assert found["mask"][0, 6, 6] == 0  # zero frequency is in the centre and not in this band
     assert found["mask"][0, 6, 7] == 1
     probes = (probe, replace(probe, pictures=0), replace(probe, pictures=1))
-    assert len({run_key(one, subject, "kept").digest for one in probes}) == 3
+    assert len({digest(one, subject) for one in probes}) == 3
     data = landscape.measure("noise", subject, out=tmp_path / "r.h5", quiet=True, bands="0.2,0.7", pictures=2)
     assert dict(data["noisy_image"].sizes) == {"band": 2, "picture": 2, "channel": 3, "row": 12, "column": 12}
     assert drawing.draw(tmp_path / "r.h5", tmp_path / "figures")[-1].name == "noise_pictures.png"
@@ -189,8 +189,8 @@ def test_noise_of_the_published_ring_equals_its_definition_and_is_another_measur
     equal = _noise(subject, Noise(bands="0.3,0.5", ring="park2022", equal_energy=True))
     norms = np.sqrt((equal**2).sum(axis=(2, 3, 4)))
     np.testing.assert_allclose(norms, norms[0, 0])
-    plain, published = (run_key(Noise(ring=ring), subject, "") for ring in ("symmetric", "park2022"))
-    assert plain.digest != published.digest
+    plain, published = (digest(Noise(ring=ring), subject) for ring in ("symmetric", "park2022"))
+    assert plain != published
     with pytest.raises(OptionError, match="--ring must be"):
         Noise(ring="round")  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from landscape.data import perturbations
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
 from landscape.probes.perturbation import Perturbation, rows_of
-from landscape.running.run import run_key
+from landscape.subject.loading.identity import digest
 from landscape.subject.loading.load import load
 from landscape.subject.mc_dropout import with_members
 from landscape.subject.subject import Subject
@@ -68,14 +68,14 @@ def test_the_scores_of_files_are_those_of_their_definition(root: Path) -> None:
 
 def test_a_replaced_file_of_the_same_size_is_another_source(root: Path) -> None:
     subject, path = subject_on(root, samples=9), root / "CIFAR-10-P/tilt.npy"
-    used, before = rows_of(subject), run_key(Perturbation(), subject, "").digest
+    used, before = rows_of(subject), digest(Perturbation(), subject)
     content = np.load(path)
     content[np.setdiff1d(np.arange(12), used)] ^= 1  # samples that are not measured
     np.save(path, content)
-    assert run_key(Perturbation(), subject, "").digest == before
+    assert digest(Perturbation(), subject) == before
     content[used[4], 2, 3, 4, 0] ^= 1
     np.save(path, content)
-    assert run_key(Perturbation(), subject, "").digest != before
+    assert digest(Perturbation(), subject) != before
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def test_a_half_finished_result_resumes_with_its_own_batch_size(snapshots: Path,
 @pytest.mark.slow
 def test_a_run_that_lost_its_file_resumes_from_its_journal(snapshots: Path, tmp_path: Path) -> None:
     probe, path = small("variance"), tmp_path / "results.h5"
-    key = run_key(probe, loaded(snapshots), "mine")
+    key, _ = run_key(probe, loaded(snapshots), "mine")
     writer = Writer(path, key)
     for unit in writer.pending()[:3]:
         writer.write(unit, probe.measure(loaded(snapshots), unit))
@@ -175,7 +175,7 @@ def test_shards_divide_the_units_evenly_in_turns_and_independently_of_what_is_do
     snapshots: Path, tmp_path: Path
 ) -> None:
     probe, path = small("surface"), tmp_path / "results.h5"
-    key = run_key(probe, loaded(snapshots), "")
+    key, _ = run_key(probe, loaded(snapshots), "")
     units = list(key.plan.units())
     parts = [Shard(i, 4).part(key.plan, units) for i in range(1, 5)]
     assert [unit.index for part in parts for unit in part] == [u.index for i in range(4) for u in units[i::4]]

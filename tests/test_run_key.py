@@ -126,8 +126,8 @@ def test_the_batch_size_matters_where_batch_norm_is_recalibrated(snapshots: Path
 def test_a_backend_that_autotuning_chose_is_no_option_of_the_command(snapshots: Path) -> None:
     made = {"choices": json.dumps({"hvp": "double-backward"})}
     for choices, stored in ((made, False), (None, True)):
-        about = run_key(small("hessian", hvp="double-backward"), loaded(snapshots), "", choices).attributes
-        assert ("hvp" in json.loads(about[OPTIONS])) == stored
+        key, _ = run_key(small("hessian", hvp="double-backward"), loaded(snapshots), "", choices)
+        assert ("hvp" in json.loads(key.attributes[OPTIONS])) == stored
 
 
 def test_equal_parameters_in_two_spellings_have_one_run_key(snapshots: Path, reference: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from landscape.discovery.layer import Layer
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.selection import remarks
 from landscape.layers.unit_removal import removals, removed
-from landscape.probes import FEATURES
+from landscape.probes import FEATURES, probe_class
 from landscape.probes.lesion import Lesion
 from landscape.running.shared_pass import applicable
 from landscape.subject.subject import Subject
@@ -178,7 +178,7 @@ def test_dropout_as_a_function_hides_no_unit_and_what_is_left_out_is_named(caplo
 def test_without_maps_only_the_probes_that_need_them_are_left_out(build: type[nn.Module], names: list[str]) -> None:
     subject = _subject(build())
     assert [layer.name for layer in discover(subject.model, subject.batches[0][0])] == names
-    fit, refused = applicable(configure_shared_pass(FEATURES, "", {})[0], subject)
+    fit, refused = applicable(configure_shared_pass([probe_class(name) for name in FEATURES], "", {})[0], subject)
     assert [probe.name for probe in fit] == ["similarity", "geometry"]
     assert "needs a vision network" in refused["fourier"]
     assert "needs a vision network" in refused["variance"]

@@ -16,7 +16,7 @@ from landscape.data import cue_conflict
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
 from landscape.probes.shape_bias import ShapeBias
-from landscape.running.run import run_key
+from landscape.subject.loading.identity import digest
 from landscape.subject.mc_dropout import with_members
 from landscape.subject.subject import Subject
 
@@ -84,7 +84,7 @@ def test_a_replaced_picture_of_the_same_size_is_another_one(tmp_path: Path) -> N
     path, digests, decided = tmp_path / "cat1-dog1.bmp", [], []
     for red in (0, 255):
         folder(tmp_path, {path.name: red})
-        digests.append((path.stat().st_size, run_key(probe, of, "").digest))
+        digests.append((path.stat().st_size, digest(probe, of)))
         decided.append(run_probe(probe, of)["by_shape"].sum())
     assert digests[0][0] == digests[1][0]
     assert digests[0][1] != digests[1][1]

@@ -19,7 +19,10 @@ from landscape.cli.main import exit_code
 from landscape.layers import forward_hooks
 from landscape.layers.forward_hooks import SMALL_MEAN, MapPart, map_parts, run_with_hooks
 from landscape.options import OptionError
-from landscape.probes import FEATURES
+from landscape.probes import FEATURES, probe_class
+from landscape.probes.fourier import Fourier
+from landscape.probes.geometry import Geometry
+from landscape.probes.variance import Variance
 from landscape.results import group as groups
 from landscape.results.run_key import Arrays, Outcome
 from landscape.running.executor import Executor
@@ -45,7 +48,7 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def probes(**options: Any) -> list[SharedPassProbe]:
-    return configure_shared_pass(FEATURES, "", {"spectra_images": 1, **options})[0]
+    return configure_shared_pass([probe_class(name) for name in FEATURES], "", {"spectra_images": 1, **options})[0]
 
 
 def loaded(path: Path, **options: Any) -> Subject:
@@ -222,7 +225,7 @@ def test_every_probe_takes_one_transfer_from_the_device_per_mini_batch(
 
 def test_probes_share_what_they_need_of_the_maps(vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = loaded(vit)
-    made = configure_shared_pass(("fourier", "variance", "geometry"), "", DIAGONAL)[0]
+    made = configure_shared_pass([Fourier, Variance, Geometry], "", DIAGONAL)[0]
     hooks = [probe.hooks(subject, (0,)) for probe in made]
     seen: list[torch.Size] = []
 

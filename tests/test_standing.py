@@ -147,8 +147,9 @@ def test_the_command_of_a_result_is_written_without_torch_and_may_change_options
 
 @pytest.mark.parametrize("probe", PROBES)
 def test_a_command_has_no_option_with_its_default(probe: str) -> None:
-    kind, spec = probe_class(probe), Spec(Path("a.pt"), **api.loading_defaults(probe))
+    kind = probe_class(probe)
+    spec = Spec(Path("a.pt"), **api.loading_defaults(kind))
     always = {"checkpoint": Path("a.pt"), **({"bn": "frozen"} if probe == "surface" else {})}  # where auto has led to
     assert chosen(kind(), spec) == always
-    seed = {} if "seed" in api.parameter_defaults(probe) else {"seed": 3}  # of the probe before that of loading
+    seed = {} if "seed" in api.parameter_defaults(kind) else {"seed": 3}  # of the probe before that of loading
     assert chosen(kind(), replace(spec, seed=3, samples="all")) == {**always, "samples": "all", **seed}

@@ -26,9 +26,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from landscape import models
 from landscape.probes.surface import Surface
-from landscape.running.run import run_key
 from landscape.statistics.surface_summary import height
-from landscape.subject.loading.identity import asked, identity
+from landscape.subject.loading.identity import asked, digest, identity
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.weight_space.directions import Normalize, ticks
@@ -81,7 +80,7 @@ def test_with_weight_decay_the_objective_is_stored_and_belongs_to_the_question(l
     half = run_probe(probe, decayed, units=7)
     assert np.isfinite(half["objective"]).sum() == 7
     assert "objective" not in run_probe(probe, plain)
-    assert run_key(probe, plain, "bowl").digest != run_key(probe, decayed, "bowl").digest
+    assert digest(probe, plain) != digest(probe, decayed)
 
 
 @pytest.mark.parametrize("resolution", [3, 21, 51, 99])

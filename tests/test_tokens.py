@@ -16,7 +16,7 @@ from landscape.probe import NotApplicable
 from landscape.probes.tokens import Tokens
 from landscape.results import reader
 from landscape.results.headline_numbers import measured
-from landscape.running.run import run_key
+from landscape.subject.loading.identity import digest
 
 PRINCIPAL = Tokens(images=5, method="principal", depths="0,1")
 SKLEARN = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
@@ -121,5 +121,5 @@ def test_it_is_stored_drawn_and_another_measurement_than_t_sne(tmp_path: Path) -
     (number,) = measured(reader.find(tmp_path / "r.h5", "tokens")[0][1])
     assert (number.value, number.error) == (float(data["common"][-1]), float(data["common_se"][-1]))
     assert [path.name for path in drawing.draw(tmp_path / "r.h5", tmp_path / "figures")] == ["tokens_moved.png"]
-    digests = {run_key(probe, subject, "").digest for probe in (PRINCIPAL, Tokens(images=5, perplexity=2.0))}
+    digests = {digest(probe, subject) for probe in (PRINCIPAL, Tokens(images=5, perplexity=2.0))}
     assert len(digests) == 2

@@ -22,7 +22,7 @@ from landscape.api import configure_shared_pass
 from landscape.discovery.discover import discover
 from landscape.discovery.layer import Layer
 from landscape.layers.forward_hooks import feature_hooks
-from landscape.probes import FEATURES
+from landscape.probes import FEATURES, probe_class
 from landscape.running.shared_pass import applicable
 from landscape.subject.subject import Subject
 
@@ -208,7 +208,8 @@ def test_the_layers_are_those_of_the_architecture(name: str, subjects: dict[str,
 @pytest.mark.parametrize("name", ZOO)
 def test_the_layer_probes_measure_them(name: str, subjects: dict[str, Subject]) -> None:
     subject = _subject(name, subjects)
-    fit, refused = applicable(configure_shared_pass(FEATURES, "", {"spectra_images": 1})[0], subject)
+    made, _ = configure_shared_pass([probe_class(name) for name in FEATURES], "", {"spectra_images": 1})
+    fit, refused = applicable(made, subject)
     attends = "heads" in EXPECTED[name]
     assert list(refused) == ([] if attends else ["attention"])
     found = {probe.name: run_probe(probe, subject) for probe in fit}

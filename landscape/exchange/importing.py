@@ -19,7 +19,7 @@ from landscape.headline import Headline, stored_headlines
 from landscape.options import at_least, naming
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.results.declared_size import refuse_special
-from landscape.results.run_key import Outcome, ReduceOf, RunKey, readable_label, versions
+from landscape.results.run_key import Outcome, ReduceOf, RunKey, versions
 from landscape.results.writer import Writer
 from landscape.statistics import basins, corruption_summary, surface_summary
 from landscape.statistics.surface_summary import RADII
@@ -79,7 +79,7 @@ def _stored(
         **stored_headlines(headlines),
     }  # fmt: skip
     written = 0
-    key = RunKey(probe, readable_label(label), digest, plan, attributes, relabel)
+    key = RunKey(probe, label, digest, plan, attributes, relabel)
     with Writer(out, key, reduce_of=reduce_of) as writer:
         for unit in writer.pending():
             if (values := values_of(unit)) is not None:

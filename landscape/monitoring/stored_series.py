@@ -145,7 +145,7 @@ def opened(
     def key(run: int) -> run_key.RunKey:
         """Of the run-th series with this identity."""
         text = json.dumps({MONITOR: identity, "run": run}, sort_keys=True, default=str)
-        label = run_key.readable_label(subject.label if run == 1 else f"{subject.label}-{run}")
+        label = subject.label if run == 1 else f"{subject.label}-{run}"
         return run_key.RunKey(MONITOR, label, hashlib.sha256(text.encode()).hexdigest()[:10], plan, attributes)
 
     unmerged_journals.merge_orphans(path, reduce_of=lambda probe, parameters: None)

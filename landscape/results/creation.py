@@ -10,7 +10,7 @@ import numpy as np
 
 from landscape.probe import AXES, Plan, Quantity
 from landscape.results.handles import MemoryHandle, ObjectID, opened, python_value
-from landscape.results.run_key import RunKey, fixed_width, safe_label
+from landscape.results.run_key import Arrays, RunKey, fixed_width, safe_label
 from landscape.statistics.stored import store_reasons
 
 GROWTH = 128  # rows by which the datasets of a series grow on the disk
@@ -54,6 +54,11 @@ def in_memory(key: RunKey) -> InMemory:
     }
     attributes = {name: python_value(value) for name, value in _attributes(key).items()}
     return InMemory(name_of(key), attributes, dict(sorted(arrays.items())))
+
+
+def empty_arrays(plan: Plan) -> Arrays:
+    """The arrays of a new result, by name."""
+    return {name: values for name, _, _, values in _arrays(plan)}
 
 
 def name_of(key: RunKey) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 
 import xarray as xr
 
-USES = "uses"  # attribute of a result: the loading options that its probe says change the numbers, by commas
-SEVERAL = "several"  # attribute of a result: what several checkpoints of its command are, `Probe.several`
+from landscape.results.run_key import SEVERAL, USES
+
 # What such options are as facts; every other one is the same for all probes, or part of the data.
 FACTS = {"batch size": "batch_size", "weight decay": "weight_decay", "seed of the data": "seed"}
 # Parameters that change how exact a number is, how fast it is found, or which numbers there are.

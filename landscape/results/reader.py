@@ -23,6 +23,7 @@ from landscape.options import counted
 from landscape.results import hdf5_file, malformed
 from landscape.results.group import Group, attributes_in, checksum, handles, places_in, results_in
 from landscape.results.handles import Guard, Handle, OnDemand, attributes_of
+from landscape.results.run_key import Outcome
 
 LARGE = 2**20  # bytes above which `streaming` leaves an array in the file
 _open: dict[tuple[int, Path, tuple[int, ...]], list[tuple[str, xr.Dataset]]] = {}  # by thread, file, and its state
@@ -134,6 +135,14 @@ def result(path: Path | str, group: str) -> xr.Dataset:
             raise ValueError(f"{path} holds no group {group}; expected one of those that landscape show lists")
         with malformed.readable(path, group, advice=f"{malformed.REPAIR}{path}"):
             return dataset_of(file[group])
+
+
+def measured(path: Path | None, outcome: Outcome) -> xr.Dataset:
+    """The result of a run: in the file, or without one the run's own."""
+    if path is not None:
+        return result(path, outcome.group)
+    assert outcome.data is not None
+    return outcome.data
 
 
 def finished_units(data: xr.Dataset) -> int:

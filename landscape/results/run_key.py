@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from landscape.headline import stored_headlines
 from landscape.probe import Plan, Quantity, Values
 from landscape.results.journal import Record
 
@@ -24,6 +25,8 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 Reduce: TypeAlias = Callable[[Arrays], Values]
 ReduceOf: TypeAlias = Callable[[str, Mapping[str, Any]], Reduce | None]  # of a probe's name and parameters
 LABEL = 400  # characters of a stored label
+USES = "uses"  # attribute of a result: the loading options that its probe says change the numbers, by commas
+SEVERAL = "several"  # attribute of a result: what several checkpoints of its command are, `Probe.several`
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class RunKey:
     plan: Plan  # units, quantities, axes
     attributes: Mapping[str, Any] = field(default_factory=dict)  # stored with the group: parameters, versions, ...
     relabel: bool = False  # the user gave the label, which a result that is stored already takes too
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", readable_label(self.label))
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,13 @@ def _versions() -> dict[str, str]:
     except metadata.PackageNotFoundError:  # a checkout on the import path
         own = "not installed"
     return {"landscape": own, "python": platform.python_version(), **libraries}
+
+
+def declared(probe: Any) -> dict[str, str]:
+    """Attributes of a result by what its probe declares."""
+    certified = {"certified": json.dumps(dict(probe.certified))} if probe.certified else {}
+    about = {USES: ",".join(probe.uses), SEVERAL: probe.several, "errors_over": probe.errors_over}
+    return {**about, **certified, **stored_headlines(probe.headlines)}
 
 
 def readable_label(label: str) -> str:
@@ -109,7 +122,7 @@ def from_header(header: Record) -> RunKey:
         facts=data["facts"],
         grows=data.get("grows", False),
     )
-    return RunKey(data["probe"], readable_label(data["label"]), data["digest"], plan, header.data["attributes"])
+    return RunKey(data["probe"], data["label"], data["digest"], plan, header.data["attributes"])
 
 
 SAMPLES = 1024  # the default of every probe's command

@@ -13,7 +13,7 @@ import xarray as xr
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
 from landscape.results import handles, hdf5_file, replacing, updating
-from landscape.results.run_key import RunKey, readable_label, versions
+from landscape.results.run_key import RunKey, versions
 
 Row = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ def store(path: Path, name: str, label: str, definition: Mapping[str, Any], rows
         "parameters": parameters, "versions": json.dumps(versions()), "model": "", "data": "", "checkpoint_sha256": "",
         **about,
     }  # fmt: skip
-    key = RunKey(name, readable_label(label), digest, plan, attributes)
+    key = RunKey(name, label, digest, plan, attributes)
 
     def change(file: h5py.File) -> str:
         for old in handles.hard_links(file[name]) if name in file else ():

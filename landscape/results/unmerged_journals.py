@@ -50,6 +50,18 @@ def merge_orphans(path: Path, *, reduce_of: run_key.ReduceOf) -> None:
             remove(found, updating.update(path, lambda file: [adopt(file, journal, reduce_of) for journal in found]))
 
 
+def stored_attribute(
+    path: Path, probe: str, digest: str, name: str, reduce_of: run_key.ReduceOf, *, autotuned: bool = False
+) -> Any:
+    """An attribute of the result that a run continues, with what killed processes measured of it; None without one.
+
+    With `autotuned`, of that in which an earlier run stored its choices, found by the digest before autotuning.
+    """
+    merge_orphans(path, reduce_of=reduce_of)
+    group = groups.stored_group(path, probe, digest, autotuned=autotuned)
+    return None if group is None else groups.attribute(path, group, name)
+
+
 def journals(path: Path) -> list[Path]:
     """The journals beside a results file: other files whose names begin alike are not ours."""
     start = f"{path.name}.journal-"

@@ -16,7 +16,6 @@ import torch
 import xarray as xr
 
 from landscape import models
-from landscape.headline import stored_headlines
 from landscape.options import OptionError
 from landscape.probe import (
     WHOLE,
@@ -36,9 +35,9 @@ from landscape.probes import PROBES, is_known, probe_class
 from landscape.products.derivative_check import disagreement
 from landscape.reporting.event_log import unlogged
 from landscape.reporting.progress import forecast_level
-from landscape.results import group as groups
-from landscape.results import protocols, unmerged_journals
-from landscape.results.run_key import OPTIONS, Arrays, Outcome, Reduce, RunKey, chosen, readable_label, versions
+from landscape.results.creation import empty_arrays
+from landscape.results.run_key import OPTIONS, Arrays, Outcome, Reduce, RunKey, chosen, declared, versions
+from landscape.results.unmerged_journals import stored_attribute
 from landscape.results.writer import MemoryWriter, Writer, discard
 from landscape.running.executor import (
     IN_PROCESS,
@@ -90,12 +89,9 @@ def run(
         Busy: another process is writing the same result into the same file.
         ValueError, OSError: the file cannot be used; see the message.
     """
-    probe_class(type(probe))
     weights = weights_sha256(subject)  # hashed once, for every digest of this run
     probe, subject, choices = _resolved(probe, subject, path, weights, overwrite=overwrite)
-    if not overwrite:
-        subject = with_stored_batch_size(probe, subject, path, weights)
-    key = run_key(probe, subject, label, choices, weights=weights)
+    key, subject = run_key(probe, subject, label, choices, weights=weights, path=path, overwrite=overwrite)
     if shard != WHOLE:
         _require_shardable(probe, key)
     if subject.processes.size > 1:
@@ -146,7 +142,10 @@ def run_loop(
     with contextlib.ExitStack() as stack:
         writers: list[AnyWriter] = []
         for key in keys:
-            writers.append(_writer(path, key, fsync=fsync))
+            if path is None:
+                writers.append(MemoryWriter(key, reduce_of=reduce_of))
+            else:
+                writers.append(Writer(path, key, reduce_of=reduce_of, sync=fsync))
             stack.enter_context(writers[-1])
         pending = [shard.part(writer.key.plan, writer.pending()) for writer in writers]
         total = len(range(shard.number - 1, math.prod(keys[0].plan.shape), shard.of))
@@ -175,12 +174,6 @@ def _estimate(probe: Estimates, subject: Subject, pending: Sequence[Unit], execu
     return with_smaller_mini_batches(subject, lambda own: probe.estimate(own, len(pending), executor.workers))
 
 
-def _writer(path: Path | None, key: RunKey, *, fsync: bool) -> AnyWriter:
-    if path is None:
-        return MemoryWriter(key, reduce_of=reduce_of)
-    return Writer(path, key, reduce_of=reduce_of, sync=fsync)
-
-
 def _require_shardable(probe: Probe, key: RunKey) -> None:
     """Refuse shards of a run whose units, or whose question, follow from what only the whole run knows."""
     chosen_for = key.attributes.get("chosen_for", key.digest)
@@ -190,41 +183,53 @@ def _require_shardable(probe: Probe, key: RunKey) -> None:
             "--shard needs the same question on every machine, and --tune and --budget choose it by the speed of this "
             f"one; give what they chose here as options instead: {choices}"
         )
-    with MemoryWriter(key, reduce_of=reduce_of) as empty:
-        if isinstance(probe, Stages) and probe.stage(empty.arrays()) is not None:
-            raise OptionError(
-                f"--shard cannot divide this {probe.name}: it decides by all units so far which one is next; leave out "
-                f"{probe.staged_by}, which asks for that, or --shard"
-            )
+    if isinstance(probe, Stages) and probe.stage(empty_arrays(key.plan)) is not None:
+        raise OptionError(
+            f"--shard cannot divide this {probe.name}: it decides by all units so far which one is next; leave out "
+            f"{probe.staged_by}, which asks for that, or --shard"
+        )
 
 
 def run_key(
-    probe: Probe, subject: Subject, label: str, choices: Mapping[str, str] | None = None, *, weights: str | None = None
-) -> RunKey:
-    """The key of a probe's result on a subject, with the record of what autotuning chose; `weights` as in `digest`.
+    probe: Probe,
+    subject: Subject,
+    label: str,
+    choices: Mapping[str, str] | None = None,
+    *,
+    weights: str | None = None,
+    path: Path | None = None,
+    overwrite: bool = False,
+) -> tuple[RunKey, Subject]:
+    """The key of a probe's result, with the record of what autotuning chose, and the subject that it is measured on.
 
-    `label` is the user's; without one, a new result has the subject's.
+    That is the one given, but in mini-batches of the size of a half-finished result in the file where this cannot
+    matter. `label` is the user's; without one, a new result has the subject's. `weights` as in `digest`.
     """
+    question = digest(probe, subject, weights)
+    if path is not None and not overwrite:
+        batch_size = subject.processes.on_main_process(
+            lambda: stored_attribute(path, probe.name, question, "batch_size", reduce_of)
+        )
+        if batch_size is not None and "batch_size" not in probe.uses:
+            subject = other_samples.rebatched(subject, int(batch_size))
     if probe.deterministic:
         checks.refuse_stochastic(subject)
-    attributes = {
-        **(choices or {}),
-        "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
-        **attributes_of(subject),
-        **sanity_check.premises(subject, weights),
-        protocols.USES: ",".join(probe.uses),
-        protocols.SEVERAL: probe.several,
-        "errors_over": probe.errors_over,
-        **({"certified": json.dumps(dict(probe.certified))} if probe.certified else {}),
-        "versions": json.dumps(versions()),
-        **stored_headlines(probe.headlines),
-    }
+    disagreeing = disagreement(subject) if probe.differentiates else ""
+    attributes: dict[str, Any] = dict(choices or {})
     if probe.name in PROBES and (spec := subject.spec) is not None and (spec.checkpoint or spec.model):
-        unasked = _unasked(probe, subject, choices)
+        made = json.loads(attributes.get("choices", "{}"))  # by autotuning: what changes no number, no command needs
+        known = probe.identity(subject) if made and isinstance(probe, Identifies) else {}
+        unasked = {name for name in made if known.get(name, name) is None}
         asked = {name: value for name, value in chosen(probe, spec).items() if name not in unasked}
         attributes[OPTIONS] = json.dumps(asked, default=str)
-    if probe.differentiates and (found := disagreement(subject)):
-        attributes["derivatives"] = found
+    attributes |= {
+        "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
+        **declared(probe),
+        **attributes_of(subject),
+        **sanity_check.premises(subject, weights),
+        **({"derivatives": disagreeing} if disagreeing else {}),
+        "versions": json.dumps(versions()),
+    }
     plan = probe.plan(subject)
     said = str(plan.facts.get("protocol", attributes["protocol"]))
     if probe.params:
@@ -232,15 +237,7 @@ def run_key(
     if probe.seed not in (None, subject.seed):  # one of several pairs of directions
         said += f" (seed {probe.seed} of the {probe.name})"
     plan = replace(plan, facts={**plan.facts, "protocol": said})
-    name = readable_label(label or subject.label)
-    return RunKey(probe.name, name, digest(probe, subject, weights), plan, attributes, relabel=bool(label))
-
-
-def _unasked(probe: Probe, subject: Subject, choices: Mapping[str, str] | None) -> set[str]:
-    """What autotuning chose that changes no number, so that no command needs it."""
-    made = json.loads(choices["choices"]) if choices else {}
-    known = probe.identity(subject) if made and isinstance(probe, Identifies) else {}
-    return {name for name in made if known.get(name, name) is None}
+    return RunKey(probe.name, label or subject.label, question, plan, attributes, relabel=bool(label)), subject
 
 
 def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
@@ -255,22 +252,6 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
     return probe.reduce if isinstance(probe, Reduces) else None
 
 
-def with_stored_batch_size(probe: Probe, subject: Subject, path: Path | None, weights: str) -> Subject:
-    """The subject with the batch size of the half-finished result to resume, where batch size cannot matter."""
-    if path is None:
-        return subject
-    undecided = digest(probe, subject, weights)
-
-    def stored() -> int:
-        unmerged_journals.merge_orphans(path, reduce_of=reduce_of)
-        group = groups.stored_group(path, probe.name, undecided)
-        if group is None or "batch_size" in probe.uses:
-            return subject.batch_size
-        return int(groups.attribute(path, group, "batch_size"))
-
-    return other_samples.rebatched(subject, subject.processes.on_main_process(stored))
-
-
 def _resolved(
     probe: Probe, subject: Subject, path: Path | None, weights: str, *, overwrite: bool
 ) -> tuple[Probe, Subject, dict[str, str]]:
@@ -280,26 +261,16 @@ def _resolved(
     undecided, on_main_process = digest(probe, subject, weights), subject.processes.on_main_process
 
     def made() -> Mapping[str, Any]:
-        assert isinstance(probe, Autotunes)
-        stored = None if path is None else _stored_choices(probe, path, undecided, overwrite=overwrite)
-        if stored is not None:
-            return stored
+        known = path and stored_attribute(path, probe.name, undecided, "choices", reduce_of, autotuned=True)
+        if known and not overwrite:
+            return dict(json.loads(known))
         with threads.suitable_threads(subject):
             return probe.autotune(subject)
 
     choices = on_main_process(made)
     if not choices:
         return probe, subject, {}
-    probe, subject = probe.resolved(subject, choices)
-    return probe, subject, {"chosen_for": undecided, "choices": json.dumps(choices)}
-
-
-def _stored_choices(probe: Probe, path: Path, undecided: str, *, overwrite: bool) -> Mapping[str, Any] | None:
-    """What autotuning chose for an earlier run of the same run key; None if there was none."""
-    unmerged_journals.merge_orphans(path, reduce_of=reduce_of)
-    group = None if overwrite else groups.stored_group(path, probe.name, undecided, autotuned=True)
-    choices: Mapping[str, Any] | None = json.loads(groups.attribute(path, group, "choices")) if group else None
-    return choices
+    return *probe.resolved(subject, choices), {"chosen_for": undecided, "choices": json.dumps(choices)}
 
 
 def _by_stages(
@@ -310,29 +281,31 @@ def _by_stages(
     measure: Callable[[Sequence[Unit]], Generator[tuple[Unit, Values]]],
 ) -> Generator[tuple[Unit, Values]]:
     """Every pending unit with its values: all at once, or in the stages that the probe derives from stored arrays."""
+    left = {unit.index: unit for unit in pending}
     step = probe.stage(arrays) if isinstance(probe, Stages) else None
     while step is not None and step.indices:
-        with contextlib.closing(measure([plan.unit(index) for index in step.indices])) as results:
+        with contextlib.closing(measure([left.pop(index) for index in step.indices])) as results:
             for unit, values in results:
                 for name in plan.quantities:
                     arrays[name][unit.index] = values[name]
                 arrays["done"][unit.index] = 1
                 yield unit, values
         step = probe.stage(arrays) if isinstance(probe, Stages) else None
-    rest = [unit for unit in pending if not arrays["done"][unit.index]]
     if step is None:
-        with contextlib.closing(measure(rest)) as results:
+        with contextlib.closing(measure(list(left.values()))) as results:
             yield from results
     else:
-        for unit in rest:
+        for unit in left.values():
             yield unit, {name: step.derived[name][unit.index] for name in plan.quantities}
 
 
 def result_of_small_network(probe: Probe) -> xr.Dataset:
     """A result whose every number is 1; an empty one where the probe does not apply to the network."""
     try:
-        with unlogged("landscape"), MemoryWriter(run_key(probe, _small_subject(), ""), reduce_of=reduce_of) as writer:
-            data = writer.result()  # what is noted of this network is not about the user's
+        with unlogged("landscape"):  # what is noted of this network is not about the user's
+            key, _ = run_key(probe, _small_subject(), "")
+            with MemoryWriter(key, reduce_of=reduce_of) as writer:
+                data = writer.result()
     except (ValueError, RuntimeError, OSError):
         return xr.Dataset()
     return data.map(lambda one: one.where(False, 1.0) if one.dtype.kind == "f" else one, keep_attrs=True)

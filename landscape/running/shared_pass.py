@@ -11,9 +11,9 @@ from landscape.layers.forward_hooks import run_with_hooks
 from landscape.options import OptionError
 from landscape.probe import WHOLE, Probe, Shard, SharesPass, Unit, Values
 from landscape.products.hessian_product import out_of_memory
-from landscape.results.run_key import Outcome
+from landscape.results.run_key import Outcome, RunKey
 from landscape.running.executor import IN_PROCESS, Executor
-from landscape.running.run import AnyWriter, Report, UnitResult, run_key, run_loop, with_stored_batch_size
+from landscape.running.run import AnyWriter, Report, UnitResult, run_key, run_loop
 from landscape.subject.loading.identity import weights_sha256
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.subject import Subject
@@ -98,14 +98,15 @@ def run_shared_pass(
     A probe that fails loses its own result alone: its outcome says why.
     """
     weights = weights_sha256(subject)
-    by_batch_size: dict[int, tuple[Subject, list[SharedPassProbe]]] = {}
+    by_batch_size: dict[int, tuple[Subject, list[SharedPassProbe], list[RunKey]]] = {}
     for probe in probes:
-        own = subject if overwrite else with_stored_batch_size(probe, subject, path, weights)
-        by_batch_size.setdefault(own.batch_size, (own, []))[1].append(probe)
+        key, own = run_key(probe, subject, label, weights=weights, path=path, overwrite=overwrite)
+        _, several, keys = by_batch_size.setdefault(own.batch_size, (own, [], []))
+        several.append(probe)
+        keys.append(key)
     outcomes: dict[str, Outcome] = {}
     failed: dict[str, str] = {}
-    for own, several in by_batch_size.values():
-        keys = [run_key(probe, own, label, weights=weights) for probe in several]
+    for own, several, keys in by_batch_size.values():
         results = partial(_results, several, own, executor, failed)
         here = own if executor.here else None
         kept: Any = {"overwrite": overwrite, "shard": shard, "fsync": fsync}
