@@ -205,6 +205,12 @@ def run_key(
     That is the one given, but in mini-batches of the size of a half-finished result in the file where this cannot
     matter. `label` is the user's; without one, a new result has the subject's. `weights` as in `digest`.
     """
+    weights = weights or weights_sha256(subject)
+    if probe.deterministic:
+        checks.refuse_stochastic(subject)
+    premises = sanity_check.premises(subject, weights)
+    if probe.differentiates and (found := disagreement(subject)):
+        premises["derivatives"] = found
     question = digest(probe, subject, weights)
     if path is not None and not overwrite:
         batch_size = subject.processes.on_main_process(
@@ -212,9 +218,6 @@ def run_key(
         )
         if batch_size is not None and "batch_size" not in probe.uses:
             subject = other_samples.rebatched(subject, int(batch_size))
-    if probe.deterministic:
-        checks.refuse_stochastic(subject)
-    disagreeing = disagreement(subject) if probe.differentiates else ""
     attributes: dict[str, Any] = dict(choices or {})
     if probe.name in PROBES and (spec := subject.spec) is not None and (spec.checkpoint or spec.model):
         made = json.loads(attributes.get("choices", "{}"))  # by autotuning: what changes no number, no command needs
@@ -226,8 +229,7 @@ def run_key(
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
         **declared(probe),
         **attributes_of(subject),
-        **sanity_check.premises(subject, weights),
-        **({"derivatives": disagreeing} if disagreeing else {}),
+        **premises,
         "versions": json.dumps(versions()),
     }
     plan = probe.plan(subject)

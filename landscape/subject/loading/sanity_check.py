@@ -203,7 +203,7 @@ APART = 0.02  # of the largest output: half precision rounds to less, statistics
 _log = logging.getLogger(__name__)
 
 
-def premises(subject: Subject, weights: str | None) -> dict[str, Any]:
+def premises(subject: Subject, weights: str) -> dict[str, Any]:
     """Attributes of a result by which `landscape.doctor` judges its samples, its weights and its forward pass.
 
     `samples_repeated` of the samples are copies of others. `samples_sketch` holds the smallest digests of samples, of
@@ -217,7 +217,7 @@ def premises(subject: Subject, weights: str | None) -> dict[str, Any]:
     return {
         "samples_repeated": len(digests) - len(distinct), "samples_sketch": " ".join(distinct[:SKETCH]),
         "stated_accuracy": float(known.get("accuracy", math.nan)), "stated_loss": float(known.get("loss", math.nan)),
-        "mini_batch": mini_batch_effect(subject), **({"weights_sha256": weights} if weights else {}),
+        "mini_batch": mini_batch_effect(subject), "weights_sha256": weights,
     }  # fmt: skip
 
 
