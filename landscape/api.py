@@ -85,10 +85,7 @@ def measure(
     path = Path(out) if out is not None else None
     _say_protocol(kind, loaded, quiet=quiet)
     loaded = replace(loaded, origin=replace(loaded.origin, others=naming.networks)) if naming.networks else loaded
-    bar = Progress(
-        f"{kind.name} {label or loaded.label}", quiet=quiet or report is not None, after=1.0, lines=in_notebook(),
-        advice=Advice.of([made], loaded),
-    )  # fmt: skip
+    bar = _progress(f"{kind.name} {label or loaded.label}", [made], loaded, quiet=quiet or report is not None)
     with measuring(loaded), bar as shown:
         for variant in made.variants():
             how: Any = {"label": label, "overwrite": overwrite, "shard": part, "executor": executor}
@@ -121,10 +118,7 @@ def features(
     loaded = _loaded(subject, kinds[0], loading, label, given=set(loading) & set(options))
     path = Path(out) if out is not None else None
     _say_protocol(kinds[0], loaded, quiet=quiet)
-    bar = Progress(
-        f"features {label or loaded.label}", quiet=quiet or report is not None, after=1.0, lines=in_notebook(),
-        advice=Advice.of(made, loaded),
-    )  # fmt: skip
+    bar = _progress(f"features {label or loaded.label}", made, loaded, quiet=quiet or report is not None)
     with measuring(loaded), bar as shown:
         fit, _ = applicable(made, loaded)
         outcomes = run_shared_pass(fit, loaded, path, label=label, overwrite=overwrite, report=report or shown)
@@ -228,6 +222,10 @@ def _seed_of(subject: Source, *kinds: type[Probe]) -> dict[str, Any]:
     """The seed that a subject was loaded with, where it is an option of a probe too; on the command line it is one."""
     drawing = any("seed" in parameter_defaults(kind) for kind in kinds)
     return {"seed": subject.seed} if isinstance(subject, Subject) and drawing else {}
+
+
+def _progress(what: str, probes: Sequence[Probe], subject: Subject, *, quiet: bool) -> Progress:
+    return Progress(what, quiet=quiet, after=1.0, lines=in_notebook(), advice=Advice.of(probes, subject))
 
 
 _said: WeakKeyDictionary[Subject, set[str]] = WeakKeyDictionary()  # probes whose protocol was printed
