@@ -85,13 +85,14 @@ class Calculus:
         ordered = tuple(axis not in over and ordered for axis, ordered in enumerate(labels.ordered))
         reduced = Labels(shape, self._merged(kept), ordered)
         left = [n for axis, n in enumerate(shape) if axis not in over]
-        return reduced if keepdim else self.moved(reduced, lambda t: t.reshape(left))
+        return reduced if keepdim else self.move(reduced, lambda t: t.reshape(left))
 
     def contract(self, first: Labels, second: Labels) -> Labels:
         """Of a (batched) matrix product, (..., M, K) times (..., K, N)."""
         rows = self.move(first, lambda t: t.unsqueeze(-1))
         columns = self.move(second, lambda t: t.unsqueeze(-3))
-        return self.moved(self.reduce(self.combine(rows, columns), [-2]), lambda t: t.squeeze(-2))
+        product: Labels = self.move(self.reduce(self.combine(rows, columns), [-2]), lambda t: t.squeeze(-2))
+        return product
 
     def normalise(self, labels: Labels, axes: Sequence[int]) -> Labels:
         """Of a function of each element and of a statistic over some axes, such as softmax."""
@@ -106,11 +107,6 @@ class Calculus:
         if isinstance(new, Tensor):
             return self._rearranged(new, moved, apart)
         return [self._rearranged(part, [array[k] for array in moved], apart) for k, part in enumerate(new)]
-
-    def moved(self, labels: Labels, function: Callable[[Tensor], Tensor]) -> Labels:
-        """`move` by a function that returns one tensor."""
-        found: Labels = self.move(labels, function)
-        return found
 
     def join(self, parts: Sequence[Labels], axis: int) -> Labels:
         """Of tensors one after the other along an axis."""
@@ -133,7 +129,11 @@ class Calculus:
                 for i, part in enumerate(parts):
                     if not sets[i]:
                         given[i] = self._of_unlabelled(part, others | {axis})
-                joined.append(self._chained(given, [part.shape for part in parts], axis))
+                full = []
+                for array, part in zip(given, parts, strict=True):
+                    wanted = [n if i == axis or i in others else 1 for i, n in enumerate(part.shape)]
+                    full.append(np.broadcast_to(array, wanted))
+                joined.append(np.concatenate(full, axis=axis))
             else:
                 for array in given[1:]:
                     if axes_of(array) != axes_of(given[0]):
@@ -177,14 +177,6 @@ class Calculus:
             ordered = [flag or axis in axes_of(arrays[k]) for axis, flag in enumerate(ordered)]
         kept = tuple(array for k, array in enumerate(arrays) if k not in mixed and axes_of(array))
         return Labels(tuple(places.shape), kept, tuple(ordered))
-
-    def _chained(self, arrays: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]], axis: int) -> np.ndarray:
-        others = frozenset[int]().union(*map(axes_of, arrays)) - {axis}
-        full = []
-        for array, shape in zip(arrays, shapes, strict=True):
-            wanted = [shape[i] if i == axis or i in others else 1 for i in range(len(shape))]
-            full.append(np.broadcast_to(array, wanted))
-        return np.concatenate(full, axis=axis)
 
     def _of_unlabelled(self, labels: Labels, axes: frozenset[int]) -> np.ndarray:
         """New units for values without any, which stay along axes with an order of their own."""

@@ -22,7 +22,6 @@ class Match:
     similarity: float  # inner product of the weights of both networks after it
     before: float  # and without it
     largest: float  # what it would be if both had equal weights up to the permutation: |A| |B|
-    starts: tuple[float, ...]  # the similarity that each start came to
 
     def cosine(self, inner_product: float) -> float:
         """An inner product as a share of the largest; NaN where the weights of a network are all zero."""
@@ -68,7 +67,7 @@ def match(
     if similarity <= before:
         similarity, moved = before, permutations.identity
     norms = [sum(float(t.double().square().sum()) for t in tensors.values()) ** 0.5 for tensors in (a, b)]
-    return Match(moved, similarity, before, norms[0] * norms[1], tuple(end[0] for end in ends))
+    return Match(moved, similarity, before, norms[0] * norms[1])
 
 
 class _Search:
@@ -128,22 +127,14 @@ class _Search:
 
     def _known(self, family: int, settled: np.ndarray) -> float:
         """Weights per unit of the family's outermost group, and of what it holds, towards settled units."""
-        total = 0.0
-        for k in self.permutations.families[family]:
-            for name, axis in self._where[k]:
-                total += float(self._mask(name, axis, settled).sum()) / len(
-                    self.permutations.groups[self.permutations.families[family][0]]
-                )
-        return total
+        numbers = self.permutations.families[family]
+        known = [float(self._mask(name, axis, settled).sum()) for k in numbers for name, axis in self._where[k]]
+        return sum(count / len(self.permutations.groups[numbers[0]]) for count in known)
 
     def _mask(self, name: str, axis: int, settled: np.ndarray) -> Tensor:
         """Ones where the units along all other axes stay or are settled, broadcastable to the tensor."""
         shape = self._first[name].shape
-        known = (
-            torch.ones(shape)
-            if len(shape) < 3
-            else torch.ones(*shape[:2], *[1] * (len(shape) - 2)) * (self._first[name][0, 0].numel())
-        )
+        known = torch.ones(*shape[:2], *[1] * (len(shape) - 2)) * math.prod(shape[2:])
         for other, units in self.permutations.places[name].items():
             if other == axis:
                 continue
@@ -196,23 +187,14 @@ class _Search:
                 rows.append(self._rows(tensor, name, axis, group.units))
             product = (rows[0] @ rows[1].T).double().numpy()
             coupled = any(units.ndim == 2 for units in self.permutations.places[name].values())
-            if coupled:
-                in_block += product
-            else:
-                everywhere += product
+            total = in_block if coupled else everywhere
+            total += product
         return everywhere, in_block
 
     def _rows(self, tensor: Tensor, name: str, axis: int, members: np.ndarray) -> Tensor:
         """The weights of every unit of a group, (n, weights)."""
         units = self.permutations.places[name][axis]
-        flat = (
-            tensor.flatten(0, 1).flatten(1)
-            if units.ndim == 2
-            else tensor.movedim(axis, 0).flatten(1)
-            if tensor.dim() > 1
-            else tensor[:, None]
-        )
-        flat = flat.reshape(units.size, -1)
+        flat = (tensor if units.ndim == 2 else tensor.movedim(axis, 0)).reshape(units.size, -1)
         order = np.argsort(units.ravel(), kind="stable")
         order = order[np.isin(units.ravel()[order], members)]
         return flat[torch.from_numpy(order).to(flat.device)].reshape(len(members), -1)
