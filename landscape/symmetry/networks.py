@@ -97,9 +97,8 @@ class UnitRecorder(OperationMode):
         if found is None and labelled:
             self.unknown.add(str(func.overloadpacket).rpartition(".")[2])
             self._calculus.pin(*map(self._find, read))
-        if found is None:
-            return [Labels.in_order(t.shape) for t in written]
-        return list(found) if isinstance(found, list | tuple) else [found]
+        known = [] if found is None else list(found) if isinstance(found, list | tuple) else [found]
+        return [*known, *(Labels.in_order(t.shape) for t in written[len(known) :])]
 
     def _find(self, tensor: Any) -> Labels:
         if not isinstance(tensor, Tensor):

@@ -43,7 +43,7 @@ POOLS = {
 def labels_of_result(
     calculus: Calculus, find: Find, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
 ) -> Any:
-    """The labels of what an operation returned: as many as it returned tensors, in order; None if it is not known."""
+    """The labels of the first tensors that an operation returned, in order, or of one; None if it is not known."""
     name = str(func.overloadpacket).rpartition(".")[2]
     names = [argument.name for argument in func._schema.arguments]
     defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
@@ -135,8 +135,7 @@ def _affine(calculus: Calculus, find: Find, given: Arguments, own: Labels, *, af
 
 def _batch_norm(calculus: Calculus, find: Find, given: Arguments, result: Any) -> Any:
     own = find(given["input"])
-    scaled = _affine(calculus, find, given, own, after=len(own.shape) - 2)
-    return [scaled, *(Labels.in_order(t.shape) for t in result[1:])] if isinstance(result, tuple | list) else scaled
+    return _affine(calculus, find, given, own, after=len(own.shape) - 2)
 
 
 def _group_norm(calculus: Calculus, find: Find, given: Arguments, result: Any) -> Any:
@@ -145,8 +144,7 @@ def _group_norm(calculus: Calculus, find: Find, given: Arguments, result: Any) -
     split = calculus.move(own, lambda t: t.reshape(shape[0], groups, shape[1] // groups, *shape[2:]))
     normal = calculus.normalise(split, range(2, len(shape) + 1))
     back = calculus.move(normal, lambda t: t.reshape(shape))
-    scaled = _affine(calculus, find, given, back, after=len(shape) - 2)
-    return [scaled, *(Labels.in_order(t.shape) for t in result[1:])] if isinstance(result, tuple) else scaled
+    return _affine(calculus, find, given, back, after=len(shape) - 2)
 
 
 def _product(calculus: Calculus, find: Find, given: Arguments, result: Any) -> Any:
@@ -202,10 +200,7 @@ def _attention(calculus: Calculus, find: Find, given: Arguments, result: Any) ->
     for name in ("attn_mask", "attn_bias"):
         if isinstance(given.get(name), Tensor):
             scores = calculus.combine(scores, find(given[name]))
-    attended = calculus.contract(calculus.normalise(scores, [-1]), value)
-    if not isinstance(result, tuple):
-        return attended
-    return [attended, *(Labels.in_order(t.shape) for t in result[1:] if isinstance(t, Tensor))]
+    return calculus.contract(calculus.normalise(scores, [-1]), value)
 
 
 def _embedding(calculus: Calculus, find: Find, given: Arguments, result: Any) -> Any:
@@ -242,8 +237,7 @@ def _pool(calculus: Calculus, find: Find, given: Arguments, result: Any) -> Any:
     flat = calculus.move(
         own, lambda t: t.flatten(-spatial)[..., :1].reshape(*t.shape[:-spatial], *[1] * spatial).expand(first.shape)
     )
-    pooled = Labels(flat.shape, flat.arrays, (*flat.ordered[:-spatial], *(n > 1 for n in first.shape[-spatial:])))
-    return [pooled, *(Labels.in_order(t.shape) for t in result[1:])] if isinstance(result, tuple | list) else pooled
+    return Labels(flat.shape, flat.arrays, (*flat.ordered[:-spatial], *(n > 1 for n in first.shape[-spatial:])))
 
 
 RULES: dict[str, Rule] = {
