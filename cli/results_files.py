@@ -30,7 +30,7 @@ def import_(
     Tables are *_corrupted.csv of spatial-smoothing, or accuracies over the weight of a contrastive objective: a CSV
     with the columns weight, linear_accuracy, fine_tuning_accuracy and the like.
     """
-    from landscape.exchange import importing
+    from landscape.exchange import csv_files, importing
     from landscape.options import OptionError
     from landscape.plots import headlines
     from landscape.results import hdf5_file
@@ -42,7 +42,7 @@ def import_(
         raise OptionError(f"--path belongs to one surface, got {len(files)} files; import them one by one")
     hdf5_file.check(out, writable=True)
     for file in files:
-        if importing.table_in(file) is None:  # all of them, before the first is stored
+        if csv_files.table_in(file) is None:  # all of them, before the first is stored
             importing.read(file, trajectory=path)
     how: Any = dict(weight_decay=weight_decay, trajectory=path, reduce_of=reduce_of)
     for file, name in zip(files, label or [""] * len(files), strict=True):
@@ -85,6 +85,8 @@ def export(
     damaged_files.check_not_damaged(file)
     if (format.strip().lower() == "bits") != bool(budget):
         raise OptionError("--format bits and --budget belong together; give both, such as --format bits --budget 4")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file, expected a folder; give another --out")
     if budget:
         paths = bit_tables.export_bit_tables(file, out, budget, label=label)
     else:

@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 from command_line import Command
 
-from landscape.exchange import importing
+from landscape.exchange import csv_files, importing
 from landscape.plots import drawing
 from landscape.plots.figures import hybrid_study
 from landscape.results import reader
@@ -40,7 +40,7 @@ def probe_of(objective: str, label: str) -> tuple[str, xr.Dataset]:
 @pytest.mark.slow
 def test_a_table_is_read_in_the_order_of_its_weights_and_imported_once(tmp_path: Path, command: Command) -> None:
     path, out = published(tmp_path), tmp_path / "r.h5"
-    table = importing.table_in(path)
+    table = csv_files.table_in(path)
     assert table.weights == (0, 0.2, 0.4, 0.6, 1)
     assert table.scores["linear_accuracy"].tolist() == [0.18, 0.615, 0.62, 0.62, 0.58]
     code, _, err = command("import", str(path), "--out", str(out))
@@ -90,4 +90,4 @@ def test_a_table_that_says_something_else_is_refused(tmp_path: Path, text: str, 
     path = tmp_path / "h.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=said):
-        importing.table_in(path)
+        csv_files.table_in(path)

@@ -212,10 +212,8 @@ def export_bit_tables(path: Path, out: Path, budget: str, *, label: str | None =
     """Write every table to `<label>-<digest>-bits.json`: bits of each unit, its parameters, and what is expected.
 
     Raises:
-        OptionError, FileNotFoundError, ValueError: as `bit_tables`, or `out` is not a folder.
+        OptionError, FileNotFoundError, ValueError: as `bit_tables`.
     """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file, expected a folder; give another --out")
     tables = bit_tables(path, budget, label=label)
     texts = {f"{name.partition('/')[2]}-bits.json": json.dumps(table.as_json(), indent=1) for name, table in tables}
     return [write_text(out / name, f"{text}\n") for name, text in texts.items()]

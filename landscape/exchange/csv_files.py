@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import h5py
 import numpy as np
 
 from landscape.exchange.grid import Grid, ascending, table_rows
-from landscape.options import OptionError
+from landscape.options import OptionError, naming
 from landscape.results import declared_size, reader
 
 METRICS = ("accuracy", "nll", "ece")
@@ -49,12 +50,15 @@ class HybridTable:
     scores: dict[str, np.ndarray]  # by column, (weight,), fractions; NaN where a cell is empty
 
 
+@naming
 def table_in(path: Path) -> CorruptionTable | HybridTable | None:
-    """The table of a text file; None where its first line is that of neither kind.
+    """The table of a text file; None of another file, and where its first line is that of neither kind.
 
     Raises:
         ValueError: it is such a table and cannot be read.
     """
+    if not path.is_file() or h5py.is_hdf5(path):
+        return None
     _, first = next(_rows(path), (1, []))
     if WEIGHT in first and any(name.endswith(ENDING) for name in first):
         return _hybrid_table(path)

@@ -110,10 +110,8 @@ def export(path: Path, out: Path, formats: Sequence[str], *, label: str | None =
     in `WRITERS`. Returns the files.
 
     Raises:
-        FileNotFoundError, ValueError: there is no results file, nothing to export in it, or `out` is not a folder.
+        FileNotFoundError, ValueError: there is no results file, or nothing to export in it.
     """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file, expected a folder; give another --out")
     found = [(name, data) for name, data in _results(path, label) if reader.finished_units(data)]
     parts = []
     for name, data in found:

@@ -24,7 +24,6 @@ class ProjectedTrajectory:
 
     positions: np.ndarray  # coordinates of its snapshots, (2, n)
     loss: np.ndarray  # on the plane at these positions, (n,); NaN if unknown
-    names: tuple[str, ...] = ()  # of the snapshots; empty if unknown
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +63,7 @@ def line_grids_of(data: xr.Dataset) -> list[Grid]:
 def trajectory_of(data: xr.Dataset) -> ProjectedTrajectory:
     """A stored trajectory on its principal plane."""
     positions = np.stack([_floats(data[name]) for name in ("pc1", "pc2")])
-    return ProjectedTrajectory(positions, _floats(data["plane_loss"]), tuple(map(str, data["name"].values)))
+    return ProjectedTrajectory(positions, _floats(data["plane_loss"]))
 
 
 def _trajectory_over(data: xr.Dataset, axes: Mapping[str, np.ndarray], loss: np.ndarray) -> ProjectedTrajectory:
@@ -73,8 +72,7 @@ def _trajectory_over(data: xr.Dataset, axes: Mapping[str, np.ndarray], loss: np.
 
     positions = np.stack([_floats(data[name]) for name in ("path_x", "path_y")])
     interpolate = RegularGridInterpolator((axes["x"], axes["y"]), loss, bounds_error=False)
-    names = tuple(map(str, data["path_name"].values)) if "path_name" in data else ()
-    return ProjectedTrajectory(positions, np.asarray(interpolate(positions.T)), names)
+    return ProjectedTrajectory(positions, np.asarray(interpolate(positions.T)))
 
 
 def _floats(values: xr.DataArray) -> np.ndarray:

@@ -60,7 +60,7 @@ def import_file(
     at_least("weight_decay", weight_decay, 0.0)
     store = partial(_stored, path, out, reduce_of, relabel=bool(label))
     name = label or path.stem
-    if (table := table_in(path)) is not None:
+    if (table := csv_files.table_in(path)) is not None:
         stored: Callable[..., Outcome] = _stored_hybrid if isinstance(table, HybridTable) else _stored_table
         return [stored(table, path, name, store)]
     grids = read(path, weight_decay=weight_decay, trajectory=trajectory)
@@ -106,18 +106,6 @@ def read(path: Path, *, weight_decay: float = csv_files.WEIGHT_DECAY, trajectory
         raise ValueError(f"{path} holds a line, expected a surface under the path of {trajectory}; drop --path")
     read_in = tomgoldstein.read_trajectory(trajectory)
     return [replace(grid, trajectory=read_in) for grid in found]
-
-
-@naming
-def table_in(path: Path) -> CorruptionTable | HybridTable | None:
-    """The scores of a CSV under corruptions, or over the weight of an objective; None where the file is no such table.
-
-    Raises:
-        ValueError: it is such a file and cannot be read.
-    """
-    if not path.is_file() or h5py.is_hdf5(path):
-        return None
-    return csv_files.table_in(path)
 
 
 def _grids(path: Path, weight_decay: float) -> list[Grid]:
