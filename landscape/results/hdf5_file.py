@@ -144,9 +144,9 @@ class Limits:
     Texts are counted one by one: all of an array may be one in the file, of a megabyte.
     """
 
-    def __init__(self, name: str, size: int, *, longest: int = 0) -> None:
+    def __init__(self, name: str, size: int, *, longest: int) -> None:
         self._name, self._size, self._total, self._texts = name, size, 0, 0
-        self._longest = longest or size  # bytes of a text
+        self._longest = longest  # bytes of a text
 
     def add(self, held: h5py.h5g.GroupID | Handle, where: str = "") -> None:
         """Count what a group or an array holds. Raises ValueError: it is too much, or its numbers lie elsewhere."""

@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -87,9 +86,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self._open()
         return kept
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._file)
 
     def _open(self) -> None:

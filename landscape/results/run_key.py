@@ -55,13 +55,9 @@ class Outcome:
     failed: str = ""  # the error of a probe that lost its units while others of the same pass went on
 
 
-def versions() -> dict[str, str]:
-    """Versions of everything that can change a number."""
-    return dict(_versions())
-
-
 @cache
-def _versions() -> dict[str, str]:
+def versions() -> Mapping[str, str]:
+    """Versions of everything that can change a number."""
     libraries = {name: metadata.version(name) for name in ("torch", "numpy", "scipy", "h5py")}
     try:
         own = metadata.version("landscape-probes")

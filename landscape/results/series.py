@@ -103,7 +103,7 @@ class SeriesWriter:
             self.release()
 
     def release(self) -> None:
-        self._journal.__exit__(None, None, None)
+        self._journal.__exit__()
 
 
 def adopt(file: h5py.File, key: run_key.RunKey, records: Iterable[journal.Record]) -> None:

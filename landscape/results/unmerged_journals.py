@@ -24,17 +24,7 @@ LARGEST = 2**26  # bytes of a result that is created from its journal alone
 MOST_ARRAYS = 1000  # of a result, which has 60 at most
 RESERVED = 50  # attributes that are added to those of a journal
 DIGEST = re.compile(r"[0-9a-f]{10}")
-UNREADABLE = (
-    OSError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ValueError,
-    RuntimeError,
-    MemoryError,
-    OverflowError,
-    struct.error,
-)
+UNREADABLE = (*hdf5_file.DAMAGE, LookupError, ValueError, struct.error)
 _log = logging.getLogger(__name__)
 
 

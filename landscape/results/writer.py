@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
@@ -27,10 +28,6 @@ from landscape.results.reader import dataset_of
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import Arrays, ReduceOf, RunKey, to_header
 from landscape.results.updating import ATTEMPTS, locked, update
-
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -61,7 +58,7 @@ class Writer(contextlib.AbstractContextManager["Writer"]):
         try:
             self.merge()  # what a killed run had finished; also fails early on a file that cannot be written
         except BaseException:
-            self._journal.__exit__(None, None, None)
+            self._journal.__exit__()
             raise
         if (stored := groups.attribute(path, self.group, "label")) != key.label:
             _log.info("note: %s has the same weights as %s, whose result this is", key.label, stored)
@@ -152,9 +149,6 @@ class Writer(contextlib.AbstractContextManager["Writer"]):
                 values = {name: array[index] for name, array in known.items() if name != "done"}
                 self._journal.append(Record({"index": list(index)}, values))
 
-    def _without_group(self, file: h5py.File) -> None:
-        del file[self.group]
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -165,9 +159,9 @@ class Writer(contextlib.AbstractContextManager["Writer"]):
             refused = kind is not None and issubclass(kind, ValueError)
             if refused and not groups.read_array(self.path, self.group, "done").any():
                 with locked(self.path):
-                    update(self.path, self._without_group)  # a question that was refused has no result
+                    update(self.path, partial(_delete, key=self.key))  # a question that was refused has no result
         finally:
-            self._journal.__exit__(kind, error, trace)
+            self._journal.__exit__()
 
 
 def record_of(key: RunKey, unit: Unit, values: Values) -> Record:
@@ -197,14 +191,15 @@ def discard(path: Path, key: RunKey) -> None:
     if not path.parent.exists():
         return
 
-    def without(file: h5py.File) -> None:
-        if (name := groups.name_with_digest(file, key.probe, key.digest)) is not None:
-            del file[name]
-
     with locked(path), _journal(path, key) as journal:
         if path.exists():
-            update(path, without)
+            update(path, partial(_delete, key=key))
         journal.remove()
+
+
+def _delete(file: h5py.File, key: RunKey) -> None:
+    if (name := groups.name_with_digest(file, key.probe, key.digest)) is not None:
+        del file[name]
 
 
 def _journal(path: Path, key: RunKey, *, sync: bool = False) -> Journal:
