@@ -211,12 +211,11 @@ def _configured(
     from landscape import api
 
     kinds, given = [probe_class(name) for name in probes_of(command)], {**parameters, **loading}
-    defaults = api.loading_defaults(kinds[0])
     if len(kinds) > 1:
         together, spec = api.configure_shared_pass(kinds, preset, given)
-        return [list(together)], {**defaults, **spec}
-    probe, spec = api.configure(kinds[0], {**api.preset_of(kinds[0], preset), **given})
-    return [[variant] for variant in probe.variants()], {**defaults, **spec}
+        return [list(together)], spec
+    probe, spec = api.configure(kinds[0], preset, given)
+    return [[variant] for variant in probe.variants()], spec
 
 
 def _note_unusual_layers(runs: Sequence[Sequence[Any]], subject: Subject, *, quiet: bool) -> None:

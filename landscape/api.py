@@ -78,10 +78,11 @@ def measure(
         ValueError, OSError: see the message.
     """
     kind = probe_class(probe)
-    own = {} if isinstance(probe, str | type) else vars(probe)
-    naming, part = networks_in_memory.named({**own, **options}), Shard(*parse_shard("shard", shard))
-    made, loading = configure(kind, {**_seed_of(subject, kind), **preset_of(kind, preset), **naming.options})
-    loaded = _loaded(subject, kind, loading, label, given=set(options) - set(parameter_defaults(kind)))
+    given = options if isinstance(probe, str | type) else {**vars(probe), **options}
+    naming, part = networks_in_memory.named(given), Shard(*parse_shard("shard", shard))
+    made, loading = configure(kind, preset, {**_seed_of(subject, kind), **naming.options})
+    own = parameter_defaults(kind)
+    loaded = _loaded(subject, loading, label, late=[name for name in options if name not in own])
     path = Path(out) if out is not None else None
     _say_protocol(kind, loaded, quiet=quiet)
     loaded = replace(loaded, origin=replace(loaded.origin, others=naming.networks)) if naming.networks else loaded
@@ -115,7 +116,7 @@ def features(
     """
     kinds = [probe_class(name) for name in probes]
     made, loading = configure_shared_pass(kinds, preset, {**_seed_of(subject, *kinds), **options})
-    loaded = _loaded(subject, kinds[0], loading, label, given=set(loading) & set(options))
+    loaded = _loaded(subject, loading, label, late=[name for name in options if name in loading])
     path = Path(out) if out is not None else None
     _say_protocol(kinds[0], loaded, quiet=quiet)
     bar = _progress(f"features {label or loaded.label}", made, loaded, quiet=quiet or report is not None)
@@ -185,7 +186,7 @@ def _trained(model: str, data: str, overrides: dict[str, Any], *, recipe: str, q
 def names_of_results(probe: str, preset: str, options: dict[str, Any]) -> Known:
     """Find the names of a probe's results; an OptionError or ValueError unless it has the preset and the options."""
     kind = probe_class(probe)
-    made, loading = configure(kind, {**preset_of(kind, preset), **options})
+    made, loading = configure(kind, preset, options)
     network_tables.check_loading({name: value for name, value in loading.items() if name != "classes"})
     network_tables.check_places(made)
     numbers = tuple(re.sub(r"\{[^}]*\}", "*", one.name) for one in made.headlines)
@@ -207,13 +208,13 @@ def _numbers_of(probe: Probe) -> Set[str]:
     return {one.name for _, one in headline_numbers.numbers(result_of_small_network(probe))}
 
 
-def _loaded(subject: Source, kind: type[Probe], loading: Mapping[str, Any], label: str, *, given: set[str]) -> Subject:
-    """The subject itself, or loaded with the probe's defaults; loading options given with a subject are an error."""
+def _loaded(subject: Source, loading: Mapping[str, Any], label: str, *, late: Sequence[str]) -> Subject:
+    """The subject itself, or loaded; an error if loading options are given too `late`, with a loaded subject."""
     if isinstance(subject, nn.Module) and not loading.get("data"):
         raise OptionError(f"{type(subject).__name__} is a module without data; give data=... with it")
     if not isinstance(subject, Subject):
-        return load(subject, label=label, **{**loading_defaults(kind), **loading})
-    if late := [name for name in loading if name in given]:
+        return load(subject, label=label, **loading)
+    if late:
         raise OptionError(f"{', '.join(late)} must be given to landscape.load, got it with a loaded subject")
     return subject
 
@@ -258,10 +259,10 @@ def _say_protocol(kind: type[Probe], subject: Subject, *, quiet: bool) -> None:
 def configure_shared_pass(
     kinds: Sequence[type[Probe]], preset: str, options: dict[str, Any]
 ) -> tuple[list[SharedPassProbe], dict[str, Any]]:
-    """Probes for a shared pass, each with its own parameters, and the loading options.
+    """Probes for a shared pass, each with its own parameters, and the loading options with their common defaults.
 
     Raises:
-        OptionError: a probe cannot share a pass, or a setting belongs neither to a probe nor to loading.
+        OptionError: a probe cannot share a pass; or as `configure`.
     """
     for kind in kinds:
         if kind.name not in FEATURES:
@@ -272,18 +273,20 @@ def configure_shared_pass(
     for kind in kinds:
         own = parameter_defaults(kind)
         wanted = {key: value for key, value in options.items() if key in own or key not in of_all}
-        probe, rest = configure(kind, {**preset_of(kind, preset), **wanted})
+        probe, rest = configure(kind, preset, wanted)
         made.append(cast(SharedPassProbe, probe))
     return made, rest
 
 
-def configure(kind: type[Probe], settings: dict[str, Any]) -> tuple[Probe, dict[str, Any]]:
-    """Split settings into the probe with its own parameters, and the loading options.
+def configure(kind: type[Probe], preset: str, given: Mapping[str, Any]) -> tuple[Probe, dict[str, Any]]:
+    """Split settings, over those of a preset, into the probe and the loading options, over the probe's defaults.
 
     Raises:
-        OptionError: a setting is neither.
+        OptionError: there is no such preset, or a setting is neither.
     """
-    own = parameter_defaults(kind)
+    if preset and preset not in kind.presets:
+        raise invalid("preset", preset, f"{alternatives(list(kind.presets))} for {kind.name}")
+    settings, own = {**kind.presets.get(preset, {}), **given}, parameter_defaults(kind)
     loading = {field.name for field in fields(spec.Spec)} - {"checkpoint"} | {"classes"}
     unknown = [name for name in settings if name not in loading | own.keys()]
     if unknown:
@@ -295,8 +298,8 @@ def configure(kind: type[Probe], settings: dict[str, Any]) -> tuple[Probe, dict[
         if name in settings:
             value = plain_value(name, settings[name], default)
             parameters[name] = _several(name, value) if isinstance(default, tuple) else value
-    made, given = kind(**parameters), {name: value for name, value in settings.items() if name in loading}
-    return made, given if made.logits == kind.logits else {"logits": made.logits, **given}
+    made, of_loading = kind(**parameters), {name: value for name, value in settings.items() if name in loading}
+    return made, {**loading_defaults(kind), "logits": made.logits, **of_loading}
 
 
 def _several(name: str, value: Any) -> tuple[Any, ...]:
@@ -316,14 +319,3 @@ def loading_defaults(kind: type[Probe]) -> dict[str, Any]:
 def parameter_defaults(kind: type[Any]) -> dict[str, Any]:
     """The default parameters of a probe."""
     return {field.name: field.default for field in fields(kind)}
-
-
-def preset_of(kind: type[Probe], preset: str) -> dict[str, Any]:
-    """Settings of a preset.
-
-    Raises:
-        OptionError: there is no preset of that name.
-    """
-    if preset and preset not in kind.presets:
-        raise invalid("preset", preset, f"{alternatives(list(kind.presets))} for {kind.name}")
-    return dict(kind.presets[preset]) if preset else {}

@@ -448,7 +448,7 @@ def test_a_unit_that_is_a_mini_batch_is_not_another_one_where_memory_is_exhauste
 
 
 def test_workers_say_that_they_divided_mini_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, (probe, _) = hungry(tmp_path), configure(Surface, {"resolution": "3"})
+    subject, (probe, _) = hungry(tmp_path), configure(Surface, "", {"resolution": "3"})
     work, units = work_of(probe, subject), list(probe.plan(subject).units())
     monkeypatch.setenv("MOST", "10")
     assert [values["micro_batches"] for _, values in measure_chunk(work, units)] == [4] * 9
