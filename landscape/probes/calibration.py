@@ -20,7 +20,7 @@ from landscape.predictions.scores import (
 from landscape.predictions.temperature import Temperature, TemperatureFit, in_fit
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics import calibration as statistics
-from landscape.statistics.calibration import METRIC_NAMES, SampleScores
+from landscape.statistics.calibration import METRIC_NAMES
 from landscape.statistics.intervals import interval
 from landscape.subject.subject import Subject, more_samples
 from landscape.subject.weights_cache import once_per_weights
@@ -141,17 +141,13 @@ class Calibration(Probe):
             diagram = statistics.bins(statistics.sums(scores).sum(axis=0))
             found |= {f"{prefix}bin_{name}": values for name, values in diagram.items()}
         found |= {f"held_{name}": value for name, value in statistics.summary(held).items()}
-        fitted = dict.fromkeys(("fitted_temperature_se.n", "temperature_se.n"), len(every) - len(held))
-        return {**found, **self._scaling(held, scaled), **_temperature(data), **fitted}
-
-    def _scaling(self, held: SampleScores, scaled: SampleScores) -> dict[str, float]:
         differences = statistics.paired_difference(scaled, held, draws=self.draws, seed=self.seed)
-        found: dict[str, float] = {}
         for name in DIFFERENCES:
             value, interval = differences[name]
             found |= {f"scaling_{name}": value, f"scaling_{name}_low": interval.low}
-            found |= {f"scaling_{name}_high": interval.high}
-        return found
+            found[f"scaling_{name}_high"] = interval.high
+        fitted = dict.fromkeys(("fitted_temperature_se.n", "temperature_se.n"), len(every) - len(held))
+        return {**found, **_temperature(data), **fitted}
 
 
 def _of_samples(several: bool) -> dict[str, Quantity]:
