@@ -186,7 +186,8 @@ def test_networks_over_values_are_drawn_as_a_diagram_and_measured_together_with_
     def measure(probe: str, file: Path, *, along: str, **_: Any) -> xr.Dataset:
         asked.append((file.parent.name, Path(along).parent.name))
         name, seed = file.parent.name.rsplit("-s", 1)
-        return xr.Dataset({"loss": math.prod(map(float, name.split("-")[1:])) + 0.01 * int(seed)})
+        loss = math.prod(map(float, name.split("-")[1:])) + 0.01 * int(seed)
+        return xr.Dataset({"loss": math.nan if name.endswith("-4") else loss})
 
     study = study_of(content, names_of_results)
     one = study.networks["a-0.2-8"]
@@ -200,6 +201,7 @@ def test_networks_over_values_are_drawn_as_a_diagram_and_measured_together_with_
     assert "| loss of a, lr by heads [95 %] | 0.1 | 0.2 |" in found.text
     by_hand = [mean_interval(0.01 * np.arange(4) + rate * 8) for rate in (0.1, 0.2)]
     assert f"| 8 | {interval(*by_hand[0])} | {interval(*by_hand[1])} |" in found.text
+    assert "| 4 | no value | no value |" in found.text
     assert found.diagrams[0].cells[0.2, 8] == pytest.approx(by_hand[1])
     assert "| loss of b, depths [95 %] | 8,8 | 4 |" in found.text
     (file,) = drawing.draw_page("diagrams", found.diagrams, tmp_path)

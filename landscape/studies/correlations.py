@@ -82,10 +82,10 @@ class Diagram:
         """The values of an argument in the order of the file, in words."""
         return list(dict.fromkeys(study.in_words(at[axis]) for at in self.cells))
 
-    def row(self, second: str = "") -> list[study.Number | None]:
-        """The cells over the first argument, at a value of the second where there are two; None where none is."""
+    def row(self, second: str = "") -> list[study.Number]:
+        """The cells over the first argument, at a value of the second where there are two; NaN where there is none."""
         by_words = {tuple(map(study.in_words, at)): cell for at, cell in self.cells.items()}
-        return [by_words.get((first, second) if len(self.over) > 1 else (first,)) for first in self.values(0)]
+        return [by_words.get((first, second)[: len(self.over)], study.UNKNOWN) for first in self.values(0)]
 
 
 def diagram(
@@ -95,8 +95,8 @@ def diagram(
     cells = {}
     for name, at in networks.items():
         known = np.array(values[number, name], dtype=float)
-        if (known := known[np.isfinite(known)]).size:
-            cells[tuple(at[argument] for argument in over)] = seed_groups.mean_interval(known)
+        place, known = tuple(at[argument] for argument in over), known[np.isfinite(known)]
+        cells[place] = seed_groups.mean_interval(known) if known.size else study.UNKNOWN
     return Diagram(number, over, of, cells)
 
 
@@ -105,7 +105,7 @@ def diagram_table(found: Diagram) -> str:
     two = len(found.over) > 1
     head = (f"{found.number} of {found.of}, {' by '.join(found.over)} [95 %]", *found.values(0))
     rows = [
-        (second, *("" if cell is None else rounding.interval(*cell) for cell in found.row(second)))
+        (second, *("no value" if np.isnan(cell[0]) else rounding.interval(*cell) for cell in found.row(second)))
         for second in (found.values(1) if two else [""])
     ]
     return "\n".join(["", *claims.markdown(head, rows), ""])

@@ -30,9 +30,8 @@ def draw_curve(found: Diagram, ax: Axes) -> Axes:
     """Draw the number over one argument with error bars."""
     color, marker = appearance.OTHERS[0]
     for place, cell in enumerate(found.row()):
-        if cell is not None:
-            ax.errorbar([place], [cell[0]], yerr=broken.bars(*cell), color=color, marker=marker, elinewidth=0.8)
-    ax.plot([np.nan if cell is None else cell[0] for cell in found.row()], color=color)
+        ax.errorbar([place], [cell[0]], yerr=broken.bars(*cell), color=color, marker=marker, elinewidth=0.8)
+    ax.plot([mean for mean, *_ in found.row()], color=color)
     ax.set_ylabel(appearance.escaped(found.number))
     return ax
 
@@ -40,15 +39,13 @@ def draw_curve(found: Diagram, ax: Axes) -> Axes:
 def draw_map(found: Diagram, ax: Axes) -> Axes:
     """Draw the number in the colour of a cell, and in words with its error."""
     cells = [found.row(second) for second in found.values(1)]
-    means = np.array([[np.nan if cell is None else cell[0] for cell in row] for row in cells])
+    means = np.array([[mean for mean, *_ in row] for row in cells])
     image = ax.imshow(means, origin="lower", cmap=MAP, interpolation="nearest", aspect="auto")
     for y, row in enumerate(cells):
-        for x, cell in enumerate(row):
-            if cell is not None:
-                mean, low, high = cell
-                dark = np.asarray(image.norm(np.array(mean))) < 0.6
-                text = plus_minus(mean, (high - low) / 2).replace(" ± ", "\n± ")
-                ax.text(x, y, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
+        for x, (mean, low, high) in enumerate(row):
+            dark = np.asarray(image.norm(np.array(mean))) < 0.6
+            text = plus_minus(mean, (high - low) / 2).replace(" ± ", "\n± ") if np.isfinite(mean) else "no value"
+            ax.text(x, y, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
     ax.set_yticks(range(len(cells)), [appearance.escaped(value) for value in found.values(1)])
     ax.set_ylabel(appearance.escaped(found.over[1]))
     return ax
