@@ -377,6 +377,7 @@ def test_python_compares_files_too_and_shows_tables_in_a_notebook(study: Path) -
     found = landscape.compare(study, group="(vit|resnet)")
     assert set(found.sides) == {"vit", "resnet"}
     assert "<table>" in found._repr_html_()
+    assert "\n== surface ==" in f"\n{found}"
 
 
 @pytest.mark.slow

@@ -317,6 +317,7 @@ def _compared(names: Sequence[str], numbers: Sequence[str], values: dict[tuple[s
         untested = "seeds are missing" if not one.method else "no spread over seeds" if one.value else "equal"
         verdict = untested if math.isnan(p) else "real" if p < 1 - LEVEL else "cannot be told apart"
         shown = "" if math.isnan(p) else f"{p:.2g}"
-        rows.append((number, rounding.interval(one.value, one.low, one.high, sign=True), shown, f"**{verdict}**"))
+        value = "" if math.isnan(one.value) else rounding.interval(one.value, one.low, one.high, sign=True)
+        rows.append((number, value, shown, f"**{verdict}**"))
     head = (f"{names[0]} - {names[1]}", "difference [95 %], paired by seed", "p (Holm)", "verdict")
     return "\n".join(["", *markdown(head, rows), ""])

@@ -200,9 +200,12 @@ def _markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}<>|~#$&]|(?<=\])[(\[:])", r"\\\1", " ".join(text.split()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ComparisonTable(Comparison):
-    """A comparison that a notebook shows as a table."""
+    """A comparison that is printed as tables, also in a notebook."""
+
+    def __repr__(self) -> str:
+        return as_text(self)
 
     def _repr_html_(self) -> str:
         return as_html(self)

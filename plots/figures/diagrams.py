@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from landscape.plots import appearance, broken, style
+from landscape.plots import appearance, broken, style, theme
 from landscape.plots.figure import Axes, Figure
 from landscape.statistics.intervals import FEWEST
 from landscape.statistics.rounding import plus_minus
@@ -43,9 +43,9 @@ def draw_map(found: Diagram, ax: Axes) -> Axes:
     image = ax.imshow(means, origin="lower", cmap=MAP, interpolation="nearest", aspect="auto")
     for y, row in enumerate(cells):
         for x, (mean, low, high) in enumerate(row):
-            dark = np.asarray(image.norm(np.array(mean))) < 0.6
             text = plus_minus(mean, (high - low) / 2).replace(" ± ", "\n± ") if np.isfinite(mean) else "no value"
-            ax.text(x, y, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
+            color = "w" if np.asarray(image.norm(np.array(mean))) < 0.6 else "k" if np.isfinite(mean) else theme.ink()
+            ax.text(x, y, text, ha="center", va="center", fontsize=style.SMALL, color=color)
     ax.set_yticks(range(len(cells)), [appearance.escaped(value) for value in found.values(1)])
     ax.set_ylabel(appearance.escaped(found.over[1]))
     return ax
