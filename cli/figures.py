@@ -136,7 +136,8 @@ def parse_eigenvalues(text: str) -> tuple[float, float] | None:
 def _say(file: Path, out: Path, paths: list[Path], *, quiet: bool) -> None:
     if not paths:
         raise ValueError(
-            f"{file} holds nothing finished to draw, or nothing finite; run a probe first: landscape surface"
+            f"{file} holds nothing finished to draw, nothing finite, or nothing that an installed figure shows; "
+            "run a probe first: landscape surface"
         )
     say(f"{counted(len(paths), 'figure')} in {out}", quiet=quiet)
 

@@ -27,7 +27,7 @@ from landscape.cli import (
 from landscape.cli.command_options import Command, ProbeCommand
 from landscape.cli.measuring import command_of
 from landscape.options import OptionError, alternatives, printable
-from landscape.probes import FEATURES_HELP, PROBES, REPRESENTATIONS, probe_class
+from landscape.probes import FEATURES_HELP, PLUGINS, PROBES, REPRESENTATIONS, probe_class
 from landscape.reporting.progress import is_main_process, print_log
 
 MEASURING = {**{name: entry.help for name, entry in PROBES.items()}, "features": FEATURES_HELP}
@@ -48,7 +48,8 @@ class Commands(TyperGroup):
                 huggingface_folder(model.removeprefix("hf:"))  # fails for a missing folder before torch is imported
         if args and args[0] in MEASURING and not _completes_a_file():
             single = typer.Typer(add_completion=False)
-            _add_probe(single, args[0], command_of(args[0]))
+            about = f"{probe_class(args[0]).__doc__} " if PANELS[args[0]] == PLUGINS else ""
+            _add_probe(single, args[0], command_of(args[0]), about)
             self.commands[args[0]] = typer.main.get_command(single)
         return super().resolve_command(ctx, args)
 
@@ -65,9 +66,9 @@ def _completes_a_file() -> bool:
     return "_LANDSCAPE_COMPLETE" in os.environ and not words.rpartition(" ")[2].startswith("-")
 
 
-def _add_probe(to: typer.Typer, name: str, function: Any) -> None:
+def _add_probe(to: typer.Typer, name: str, function: Any, about: str = "") -> None:
     panel = f"Measure: {PANELS[name]}"
-    to.command(name, cls=ProbeCommand, help=MEASURING[name], rich_help_panel=panel)(function)
+    to.command(name, cls=ProbeCommand, help=f"{about}{MEASURING[name]}", rich_help_panel=panel)(function)
 
 
 def _placeholder() -> None:

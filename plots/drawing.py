@@ -80,7 +80,8 @@ def draw(
         everything = selection.of(reader.by_checkpoint(stored))
         for left, data in _left_out(everything):
             finished = "done" in data and bool((data["done"].values == 1).all())
-            _log.info("no figure of %s%s", left, ": its numbers are not finite" if finished else " yet")
+            why = "its numbers are not finite" if left.partition("/")[0] in known else "no installed figure shows it"
+            _log.info("no figure of %s%s", left, f": {why}" if finished else " yet")
         networks = [item for item in everything if not item[0].startswith("compare/")]
         groups = drawn_groups(list(dict.fromkeys(label_of(data) for _, data in networks)), group)
         if groups is not None:

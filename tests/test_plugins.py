@@ -18,6 +18,7 @@ from landscape_gradient_norm.probe import GradientNorm
 import landscape
 from landscape import plots, plugins, probes
 from landscape.checkpoints.optimizer_state import optimizer_class
+from landscape.cli.main import exit_code
 from landscape.data import load_batches
 from landscape.plots import appearance
 from landscape.probes import probe_class
@@ -48,7 +49,9 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-def test_a_probe_of_ones_own_is_measured_stored_and_found_again(tmp_path: Path) -> None:
+def test_a_probe_of_ones_own_is_measured_stored_and_found_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     subject, out = tanh_net(sizes=(3,) * 4), tmp_path / "results.h5"
     for probe in (GradientNorm, GradientNorm(), GradientNorm(order=2)):
         found = landscape.measure(probe, subject, out=out, quiet=True)
@@ -56,6 +59,8 @@ def test_a_probe_of_ones_own_is_measured_stored_and_found_again(tmp_path: Path) 
     other = landscape.measure(GradientNorm(order=np.inf), subject, out=out, quiet=True)
     assert (other["norm"].values <= found["norm"].values).all()
     assert [name.partition("/")[0] for name, _ in reader.groups(out)] == ["gradient-norm"] * 2
+    assert exit_code(["plot", str(out), "--out", str(tmp_path / "figures")]) == 1
+    assert capsys.readouterr().err.count(": no installed figure shows it") == 2  # not: its numbers are not finite
     assert "norm_se" in found
     assert found["norm_se"].attrs["n"] == found.sizes["batch"]
     drawn = figure.page([found], appearance.looks([found]))
@@ -156,12 +161,15 @@ def test_the_package_of_the_documentation_is_built_installed_and_used(tmp_path: 
         return done.stdout + done.stderr
 
     assert "landscape-gradient-norm 0.1.0" in run("--help")
-    assert "--order" in run("gradient-norm", "--help")
+    said = run("gradient-norm", "--help")
+    assert "--order" in said
+    assert "Norm of the gradient of the mean loss" in said
     measure = ("gradient-norm", snapshots, "--data", "digits", "--samples", 32, "--batch-size", 8, "--out", out)
     assert "shard 1/2" in run(*measure, "--shard", "1/2")
     assert "2 of 4 units" in run(*measure, "--workers", 2)
     assert "already measured" in run(*measure)
     assert "gradient-norm" in run("show", out)
+    assert "intervals over mini-batches" in run("compare", out, "--no-store")
     run("plot", out, "--out", tmp_path / "figures")
     assert [file.stem for file in (tmp_path / "figures").iterdir()] == ["gradient_norm"]
     run("report", out, "--out", tmp_path / "report.html")

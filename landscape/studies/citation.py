@@ -38,7 +38,7 @@ def methods_and_sources(results: Sequence[xr.Dataset]) -> str:
         by_probe.setdefault(str(data.attrs.get("probe", "")), []).append(data)
     known = {probe: by_probe[probe] for probe in PROBES if probe in by_probe}
     if not known:
-        raise ValueError("nothing measured to cite; run a probe first, for example: landscape surface")
+        raise ValueError("nothing measured to cite by an installed probe; run one first, such as: landscape surface")
     releases = sorted({str(attribute(d, "versions").get("landscape", "")) for some in known.values() for d in some})
     release = ", ".join(filter(None, releases))
     lines = [rf"We measured with landscape {release} \cite{{{TOOL}}}."]

@@ -15,6 +15,7 @@ class GradientNorm(Probe):
 
     name: ClassVar[str] = "gradient-norm"
     api: ClassVar[int] = 1
+    errors_over: ClassVar[str] = "mini-batches"  # in words; without it, samples
     headlines: ClassVar[tuple[Headline, ...]] = (
         Headline("largest norm", "norm", at={"tensor": "largest"}),  # with its interval, in `show`, `report`, `compare`
     )
