@@ -79,9 +79,7 @@ def draw(
     with reader.streaming(path) as stored, applied(theme), reader.using(path):
         everything = selection.of(reader.by_checkpoint(stored))
         for left, data in _left_out(everything):
-            finished = "done" in data and bool((data["done"].values == 1).all())
-            why = "its numbers are not finite" if left.partition("/")[0] in known else "no installed figure shows it"
-            _log.info("no figure of %s%s", left, f": {why}" if finished else " yet")
+            _log.info("no figure of %s%s", left, _why_left_out(data, known=left.partition("/")[0] in known))
         networks = [item for item in everything if not item[0].startswith("compare/")]
         groups = drawn_groups(list(dict.fromkeys(label_of(data) for _, data in networks)), group)
         if groups is not None:
@@ -271,6 +269,12 @@ def _left_out(stored: Stored) -> list[tuple[str, xr.Dataset]]:
         return probe in IMPORTED or any(figure.drawable(data) for figure in FIGURES.values() if figure.probe == probe)
 
     return [(name, data) for name, data in stored if not drawn(name.partition("/")[0], data)]
+
+
+def _why_left_out(data: xr.Dataset, *, known: bool) -> str:
+    if "done" not in data or not (data["done"].values == 1).all():
+        return " yet"
+    return ": its numbers are not finite" if known else ": no installed figure shows it"
 
 
 def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
