@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_preconditioner import proposed
 from torch import Tensor, nn
 
 import landscape
@@ -20,8 +21,8 @@ from landscape.subject.loading.load import load
 from landscape.subject.optimizers import (
     NO_UPDATE,
     OptimizerOptions,
+    RestoredOptimizer,
     optimizer_identity,
-    proposed_update,
     restored_optimizer,
 )
 from landscape.subject.subject import Subject
@@ -86,6 +87,12 @@ def _file(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, entry:
 
 def _subject(path: Path, source: str, name: str = "net") -> Subject:
     return load(path, model=f"{source}:{name}", data=_data())
+
+
+def _group(restored: RestoredOptimizer, name: str) -> dict[str, Any]:
+    """The hyper-parameters of a parameter."""
+    (found,) = (g for g in restored.optimizer.param_groups if any(p is restored.copies[name] for p in g["params"]))
+    return found
 
 
 def _require_next_update(subject: Subject, options: OptimizerOptions, model: nn.Module, real: Any) -> None:
@@ -168,11 +175,11 @@ def test_groups_are_matched_by_the_shapes_of_their_entries(tmp_path: Path, sourc
         optimizer = _stepped(model, torch.optim.AdamW(_decayed(model)[::order], lr=0.01))
         path = _file(tmp_path / f"last{order}.pt", model, optimizer)
         restored = restored_optimizer(_subject(path, source), OptimizerOptions())
-        assert restored.group("0.weight")["weight_decay"] == 0.3
-        assert restored.group("0.bias")["weight_decay"] == 0.0
+        assert _group(restored, "0.weight")["weight_decay"] == 0.3
+        assert _group(restored, "0.bias")["weight_decay"] == 0.0
         assert restored.learning_rate == 0.01
-        assert restored.group("1.weight")["lr"] == 0.002
-        assert restored.entries("3.weight")["exp_avg"].shape == (3, 5)
+        assert _group(restored, "1.weight")["lr"] == 0.002
+        assert restored.optimizer.state[restored.copies["3.weight"]]["exp_avg"].shape == (3, 5)
         _require_next_update(_subject(path, source), OptimizerOptions(), model, optimizer)
 
 
@@ -184,7 +191,7 @@ def test_names_in_the_state_decide_where_shapes_cannot(tmp_path: Path, source: s
     optimizer = _stepped(model, torch.optim.Adam(rates, lr=0.01))
     path = _file(tmp_path / "unnamed.pt", model, optimizer)
     # biases in the first group fit, and so does each vector in either
-    assert restored_optimizer(_subject(path, source), OptimizerOptions()).group("1.weight")["lr"] == 0.02
+    assert _group(restored_optimizer(_subject(path, source), OptimizerOptions()), "1.weight")["lr"] == 0.02
     model = _net()
     mixed = [[named[1], named[0]], named[2:]]
     wrong = [{"params": [dict(model.named_parameters())[n] for n, _ in group]} for group in mixed]
@@ -258,7 +265,7 @@ def test_nothing_of_the_model_or_of_a_live_optimiser_changes() -> None:
     called: list[int] = []
     optimizer.register_step_post_hook(lambda *_: called.append(1))
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()]))
-    updates = proposed_update(optimizer, list(_gradients(model).values()))
+    updates = proposed(optimizer, list(_gradients(model).values()))
     after = (model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert not called
@@ -368,7 +375,7 @@ def test_snapshots_of_a_training_keep_the_state(tmp_path: Path) -> None:
     assert not restored.fresh
     assert restored.words.startswith("AdamW(")
     assert "updates from final.pt" in restored.words
-    decays = {name: restored.group(name)["weight_decay"] for name in restored.parameters}
+    decays = {name: _group(restored, name)["weight_decay"] for name in restored.parameters}
     assert decays["head.weight"] == 0.05
     assert decays["head.bias"] == 0.0
     assert restored_optimizer(load(finals[0].with_name("init.pt")), OptimizerOptions()).fresh

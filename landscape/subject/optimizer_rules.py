@@ -135,21 +135,20 @@ SHAPES = {False: (4, 3), True: (5,)}  # of a matrix, which stands for all tensor
 
 def _small(optimizer: Optimizer) -> Optimizer:
     """A copy with small parameters, a matrix or a vector or both in each group, and the state of a new optimiser."""
-    groups = [{**g, "params": [nn.Parameter(torch.zeros(SHAPES[vector], dtype=torch.float64))
-                               for vector in sorted({p.ndim < 2 for p in g["params"]})]}
-              for g in optimizer.param_groups]  # fmt: skip
-    memo: dict[int, Any] = {
-        id(p): own for small, g in zip(groups, optimizer.param_groups, strict=True) for own in small["params"]
-        for p in g["params"] if (p.ndim < 2) == (own.ndim < 2)
-    }  # fmt: skip
+    memo: dict[int, Any] = {}
+    groups = []
+    for group in optimizer.param_groups:
+        small = {vector: nn.Parameter(torch.zeros(SHAPES[vector], dtype=torch.float64))
+                 for vector in sorted({p.ndim < 2 for p in group["params"]})}  # fmt: skip
+        memo |= {id(p): small[p.ndim < 2] for p in group["params"]}
+        options = copy.deepcopy({name: value for name, value in group.items() if name != "params"})
+        plain = {name: value for name, value in PLAIN.items() if name in group}
+        groups.append({**options, **plain, "params": [*small.values()]})
     try:
-        memo[id(optimizer.state)] = type(optimizer)([{**g} for g in groups]).state  # type: ignore[call-arg]
+        state = type(optimizer)([{**group} for group in groups]).state  # type: ignore[call-arg]
     except Exception:  # a class with further arguments
-        memo[id(optimizer.state)] = defaultdict(dict)
-    made = copied(optimizer, memo)
-    for group, small in zip(made.param_groups, groups, strict=True):
-        group |= {**small, **{name: value for name, value in PLAIN.items() if name in group}}
-    return made
+        state = defaultdict(dict)
+    return copied(optimizer, memo | {id(optimizer.param_groups): groups, id(optimizer.state): state})
 
 
 def _like(make: Callable[..., Optimizer], small: Optimizer) -> Optimizer:
@@ -213,14 +212,10 @@ def step_norm(optimizer: Optimizer | None, held: Mapping[str, Tensor], step: Map
     """The norm of a step in that of its optimiser: the largest over tensors that have another than the Euclidean."""
     parts = () if optimizer is None else parts_of(optimizer)
     norms = {id(p): rule_of(part).norm for part in parts for g in part.param_groups for p in g["params"]}
-    euclidean, largest = 0.0, 0.0
-    for name, own in step.items():
-        norm = norms.get(id(held[name]), "euclidean")
-        length = length_in(norm, own)
-        euclidean, largest = (
-            (euclidean + length**2, largest) if norm == "euclidean" else (euclidean, max(largest, length))
-        )
-    return float(max(euclidean**0.5, largest))
+    tensors = [(norms.get(id(held[name]), "euclidean"), own) for name, own in step.items()]
+    squares = sum(length_in(norm, own) ** 2 for norm, own in tensors if norm == "euclidean")
+    others = (length_in(norm, own) for norm, own in tensors if norm != "euclidean")
+    return float(max(squares**0.5, max(others, default=0.0)))
 
 
 def _sgd(group: Group, _: State) -> tuple[Any, float]:

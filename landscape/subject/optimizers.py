@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,44 +99,24 @@ class RestoredOptimizer:
         """The largest learning rate of its groups."""
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
-    def group(self, name: str) -> Mapping[str, Any]:
-        """The hyper-parameters of a parameter."""
-        own = self.copies[name]
-        found: dict[str, Any] = next(
-            group for group in self.optimizer.param_groups if any(p is own for p in group["params"])
-        )
-        return found
-
-    def entries(self, name: str) -> Mapping[str, Any]:
-        """The state of a parameter; empty where it has none."""
-        found: dict[str, Any] = self.optimizer.state.get(self.copies[name], {})
-        return found
-
     def update(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The update for gradients by name, by name in the order of the model; nothing is changed."""
+        """The update for gradients by name, by name in the order of the model; nothing is changed.
+
+        Raises:
+            ValueError: the state lacks an entry that its hyper-parameters ask for.
+        """
         names = {id(p): name for name, p in self.copies.items()}
         order = [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
-        updates = proposed_update(self.optimizer, [gradients[name] for name in order])
+        before = [self.copies[name].detach().clone() for name in order]
+        try:
+            updates = rule_of(self.optimizer).update(before, [gradients[name] for name in order], self.optimizer)
+        except KeyError as error:
+            raise ValueError(
+                f"the state of {name_of(self.optimizer)} has no entry {error}, which its arguments ask for; leave them "
+                "as they were in training, or start a new optimiser: --no-optimizer-state"
+            ) from None
         found = dict(zip(order, updates, strict=True))
         return {name: found[name] for name in self.parameters}
-
-
-def proposed_update(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> list[Tensor]:
-    """The update that an optimiser would make with these gradients, one per parameter in the order of its groups.
-
-    By default a deep copy makes it: the optimiser, its parameters and their gradients stay as they are.
-
-    Raises:
-        ValueError: the state lacks an entry that its hyper-parameters ask for.
-    """
-    before = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
-    try:
-        return rule_of(optimizer).update(before, gradients, optimizer)
-    except KeyError as error:
-        raise ValueError(
-            f"the state of {name_of(optimizer)} has no entry {error}, which its arguments ask for; leave them as "
-            "they were in training, or start a new optimiser: --no-optimizer-state"
-        ) from None
 
 
 def state_of(subject: Subject, options: OptimizerOptions) -> optimizer_state.OptimizerState | None:
