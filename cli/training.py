@@ -11,7 +11,7 @@ from landscape.cli.command_options import Debug, Quiet, Verbose
 from landscape.options import OptionError, parse_arguments
 from landscape.reporting.progress import is_main_process, say
 from landscape.subject.spec import BLOCK_HELP, smoothing_of
-from landscape.training.monitor_options import monitor_of
+from landscape.training.monitor_options import MonitorOptions
 
 if TYPE_CHECKING:
     from landscape.training.train import EpochResult
@@ -77,12 +77,13 @@ def train(
         "accumulate": accumulate, "ema": ema, "precision": precision, "memory_format": MEMORY_FORMATS[channels_last],
         "compile": compile or None, "sync_bn": sync_bn or None, "objective": objective,
     }  # fmt: skip
+    follow = MonitorOptions(monitor_every, monitor_overhead)
     run_training(
         model, data, overrides_of(set, options), recipe=recipe, snapshots=snapshots, seed=seed, fraction=fraction,
         out=out or Path("checkpoints") / run_name(model, data, name), data_root=data_root,
         model_args=parse_arguments("model_arg", model_arg), snapshot_dtype=snapshot_dtype,
         snapshot_optimizer=snapshot_optimizer, device=device, deterministic=deterministic, tensorboard=tensorboard,
-        monitor=monitor_of(monitor, monitor_every, monitor_overhead), quiet=quiet,
+        monitor=follow if monitor else None, quiet=quiet,
         smoothing=smoothing_of(smooth or None, smooth_block, smooth_at),
     )  # fmt: skip
 

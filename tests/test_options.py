@@ -27,7 +27,7 @@ from landscape.plots import FIGURES
 from landscape.probes import GROUPS, PROBES, probe_class
 from landscape.subject.pixels import parse_pixels
 from landscape.subject.spec import Spec
-from landscape.training.monitor_options import monitor_of
+from landscape.training.monitor_options import MonitorOptions
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5m", 90)])
@@ -153,7 +153,7 @@ def number_options() -> Iterator[tuple[str, Callable[[float], object]]]:
     for name, value in asdict(Recipe()).items():
         if isinstance(value, float):
             yield f"train --{name}", partial(lambda name, x: validated(replace(Recipe(), **{name: x})), name)
-    yield "train --monitor-overhead", lambda x: monitor_of(True, 1, x)
+    yield "train --monitor-overhead", lambda x: MonitorOptions(1, x)
     yield (
         "import --weight-decay",
         lambda x: import_file(Path("none.csv"), Path("none.h5"), weight_decay=x, reduce_of=lambda name: None),

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from landscape.data.dataset import Batches
-from landscape.monitoring import measurement, monitor
+from landscape.monitoring.monitor import Monitor
 from landscape.options import OptionError
 from landscape.training import monitor_options, objectives, updates
 
@@ -15,7 +15,7 @@ FILE, SAMPLES = "monitor.h5", 64
 
 def monitored(
     trainer: updates.Trainer, folder: Path, options: monitor_options.MonitorOptions | None, epochs_done: int
-) -> AbstractContextManager[monitor.Monitor] | AbstractContextManager[None]:
+) -> AbstractContextManager[Monitor | None]:
     """The monitor of a run that has finished so many epochs; None without options.
 
     Measured is the cross-entropy of the first training samples, in the balanced order of the data set, without
@@ -30,9 +30,8 @@ def monitored(
     samples = min(SAMPLES, trainer.recipe.batch_size, len(images))
     batch = Batches(images.take(np.arange(samples)), samples)[0]
     start = epochs_done * trainer.schedule.per_epoch
-    return monitor.Monitor(
+    return Monitor(
         trainer.network, "", batch, every=options.every, overhead=options.overhead, out=folder / FILE,
         data=f"{images.name} train (first {samples} of the {len(images):,} trained on)", label=folder.name, start=start,
-        overwrite=True,
-        optimizer=measurement.optimizer_in_use(trainer.optimizer), seed=trainer.seed,
+        overwrite=True, optimizer=trainer.optimizer, seed=trainer.seed,
     )  # fmt: skip
