@@ -11,7 +11,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -227,9 +226,7 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
             self._finalizer()
             atexit.unregister(self._finalizer)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _measure(self, kind: Kind, rate: float = math.nan) -> None:
@@ -254,19 +251,14 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
                 self._merge_at = began + max(MERGE_SECONDS, seconds / (MERGES * budget.overhead))
         if self._on_row is not None:
             first = {name: float(np.ravel(value)[0]) for name, value in row.items()}
-            self._tell({"step": self.number, **{name: value for name, value in first.items() if math.isfinite(value)}})
-
-    def _tell(self, row: dict[str, float]) -> None:
-        """Call the caller's function, until it raises."""
-        assert self._on_row is not None
-        try:
-            self._on_row(row)
-        except Exception as error:  # whatever a logger raises
-            self._on_row = None
-            _log.warning(
-                "warning: on_row raised %s (%s) at step %d and is not called again; the training goes on",
-                type(error).__name__, first_line(error), self.number,
-            )  # fmt: skip
+            try:
+                self._on_row({"step": self.number, **{n: value for n, value in first.items() if math.isfinite(value)}})
+            except Exception as error:  # whatever a logger raises
+                self._on_row = None
+                _log.warning(
+                    "warning: on_row raised %s (%s) at step %d and is not called again; the training goes on",
+                    type(error).__name__, first_line(error), self.number,
+                )  # fmt: skip
 
     def _say_when(self) -> None:
         """Say once that steps are left out, and which one has the next row."""
