@@ -104,16 +104,9 @@ class NoiseScale(Probe):
             ),
             "curved_noise": Quantity("trace of the group's Hessian times the covariance of the gradient", curved),
         }  # fmt: skip
-        kinds = {"simple": ("simple", "squared_gradient", "|G|^2", "gradient_noise", "tr S", gradient)}
+        kinds = {"simple": ("squared_gradient", "|G|^2", "gradient_noise", "tr S", gradient)}
         if not self.simple:
-            kinds["curvature"] = (
-                "curvature-weighted",
-                "gradient_curvature",
-                "G' H G",
-                "curved_gradient_noise",
-                "tr(H S)",
-                curved,
-            )
+            kinds["curvature"] = ("gradient_curvature", "G' H G", "curved_gradient_noise", "tr(H S)", curved)
         return Plan(
             over={"group": np.arange(self.groups)},
             axes={"other": np.arange(self.groups)},
@@ -146,10 +139,10 @@ class NoiseScale(Probe):
         return noise_scales(data)
 
 
-def _summary(
-    kind: str, words: str, below: str, below_sign: str, above: str, above_sign: str, units: str
-) -> Iterator[Any]:
-    about = f"{words} noise scale {above_sign} / {below_sign}"
+def _summary(kind: str, below: str, below_sign: str, above: str, above_sign: str, units: str) -> Iterator[Any]:
+    about = f"{kind} noise scale {above_sign} / {below_sign}" if kind == "simple" else (
+        f"curvature-weighted noise scale {above_sign} / {below_sign}"
+    )  # fmt: skip
     unresolved = f"NaN where {below_sign} is not told apart from 0"
     yield kind, Quantity(f"{about}; {unresolved}", "samples", error="groups (jackknife)")
     yield f"{kind}_low", Quantity("lower end of its 95 % interval (Fieller)", "samples")
