@@ -23,7 +23,7 @@ MARKS = 14  # of a line: with more rows not every one has a mark
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw the largest eigenvalue over the steps and its threshold; ringed where a search has not converged."""
-    return over_steps(data, ax, "eigenvalue", "threshold", "converged", "largest Hessian eigenvalue", look)
+    return over_steps(data, ax, "eigenvalue", "threshold", "largest Hessian eigenvalue", look, converged="converged")
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
@@ -32,16 +32,18 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def over_steps(
-    data: xr.Dataset, ax: Axes, quantity: str, threshold: str, converged: str, name: str, look: Look
+    data: xr.Dataset, ax: Axes, quantity: str, threshold: str, name: str, look: Look, *, converged: str = ""
 ) -> Axes:
-    """Draw the first rank of eigenvalues over the steps, and a threshold."""
-    step, value = data["step"].values, data[quantity].transpose("step", "rank").values[:, 0]
+    """Draw a quantity over the steps, of eigenvalues the first, and a threshold."""
+    data = data.isel(rank=0, missing_dims="ignore")
+    step, value = data["step"].values, data[quantity].values
     known = np.isfinite(value)
     every = max(1, int(known.sum()) // MARKS)
     ax.plot(step[known], value[known], color=look.color, linewidth=0.9, label=look.label, marker=look.marker,
             markersize=3.5, markevery=every)  # fmt: skip
-    unsure = known & (data[converged].transpose("step", "rank").values[:, 0] == 0)
-    ax.plot(step[unsure], value[unsure], look.marker, color=look.color, markerfacecolor="none", markersize=5.5)
+    if converged:
+        unsure = known & (data[converged].values == 0)
+        ax.plot(step[unsure], value[unsure], look.marker, color=look.color, markerfacecolor="none", markersize=5.5)
     limit = data[threshold].values
     there = np.isfinite(limit)
     ax.plot(step[there], limit[there], "--", color=look.color, linewidth=0.8, marker=look.marker, markersize=3.5,
@@ -64,12 +66,14 @@ def overlaid(
     results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, quantity: str, threshold: str, limit: str = LIMIT
 ) -> Figure:
     """Runs in one panel, logarithmic where their values are wide."""
-    note = _about_threshold(results, quantity, threshold, limit)
+    everything, limits = (
+        np.concatenate([one[np.isfinite(one)] for one in (data[name].values for data in results)])
+        for name in (quantity, threshold)
+    )
+    note = f"{_about_threshold(results, everything, limits, limit)} Ringed: not converged."
+    note += " Triangle: announced loss spike." * any(len(announced(one)) for one in results)
     legend = [replace(look, line="-") for look in looks]
-    note += " Ringed: not converged." + " Triangle: announced loss spike." * any(len(announced(one)) for one in results)
     figure, ax = style.overlaid(results, looks, draw, height=2.5, legend=legend, note=note)
-    everything = np.concatenate([data[quantity].values[np.isfinite(data[quantity].values)] for data in results])
-    limits = np.concatenate([data[threshold].values[np.isfinite(data[threshold].values)] for data in results])
     if not everything.size:
         return figure
     shown = np.append(everything, limits[limits <= ABOVE * everything.max()])  # it rises without end as the rate decays
@@ -81,18 +85,14 @@ def overlaid(
     return figure
 
 
-def _about_threshold(results: Sequence[xr.Dataset], quantity: str, threshold: str, limit: str) -> str:
-    limits, values = (np.concatenate([data[n].values.ravel() for data in results]) for n in (threshold, quantity))
-    if np.isfinite(limits).any():
-        lowest, highest = np.nanmin(limits), np.nanmax(values, initial=0.0, where=np.isfinite(values))
+def _about_threshold(results: Sequence[xr.Dataset], values: np.ndarray, limits: np.ndarray, limit: str) -> str:
+    """What is drawn of thresholds, or why none is; by the finite values and thresholds of all runs."""
+    if limits.size:
+        lowest, highest = limits.min(), values.max(initial=0.0)
         if lowest > ABOVE * highest > 0:
             return f"Not shown, far above: {limit}, {lowest:.3g} or more."
         return f"Dashed: {limit}."
-    if any(
-        np.isfinite(data["preconditioned_threshold"].values).any()
-        for data in results
-        if "preconditioned_threshold" in data
-    ):
+    if any(np.isfinite(data.get("preconditioned_threshold", np.nan)).any() for data in results):
         return "The threshold of this optimiser is that of its preconditioned eigenvalue, see monitor_preconditioned."
     said = (re.search(r"\((no threshold of .* is known)\)", str(data.attrs.get("protocol", ""))) for data in results)
     if unknown := next(filter(None, said), None):

@@ -17,18 +17,14 @@ MEANING = (
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw the critical sharpness over the steps and 2 / learning rate."""
-    return monitor.over_steps(_with_limit(data), ax, "critical", "limit", "known", "critical sharpness", look)
+    return monitor.over_steps(_with_limit(data), ax, "critical_sharpness", "limit", "critical sharpness", look)
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid."""
-    return monitor.overlaid(
-        [_with_limit(data) for data in results], looks, draw, "critical", "limit", "2 / learning rate"
-    )
+    runs = [_with_limit(data) for data in results]
+    return monitor.overlaid(runs, looks, draw, "critical_sharpness", "limit", "2 / learning rate")
 
 
 def _with_limit(data: xr.Dataset) -> xr.Dataset:
-    """The data with 2 / learning rate, and the critical sharpness as the only one of its rank."""
-    one = data["critical_sharpness"].expand_dims("first", -1).rename(first="rank")
-    kept = data[["critical_sharpness", "learning_rate", "alarm"]].assign_attrs(data.attrs)
-    return kept.assign(critical=one, limit=2 / data["learning_rate"], known=one.notnull())
+    return data.assign(limit=2 / data["learning_rate"])

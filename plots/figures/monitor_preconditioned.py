@@ -17,8 +17,8 @@ MEANING = (
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw the largest preconditioned eigenvalue over the steps and its threshold."""
-    names = ("preconditioned", "preconditioned_threshold", "preconditioned_converged")
-    return monitor.over_steps(data, ax, *names, "largest preconditioned eigenvalue", look)
+    names = ("preconditioned", "preconditioned_threshold", "largest preconditioned eigenvalue")
+    return monitor.over_steps(data, ax, *names, look, converged="preconditioned_converged")
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
