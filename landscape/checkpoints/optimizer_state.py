@@ -86,15 +86,11 @@ class OptimizerState:
         """The class of torch.optim, by the names of hyper-parameters and entries; "" where these do not tell."""
         given = {name for group in self.groups for name in group}
         entries = {name for values in self.state.values() for name in values}
-        fitting = []
-        for name in class_names():
-            own = arguments_of(name)
-            if (
-                own <= given
-                and given <= own | FLAGS | ADDED
-                and (not entries or TELLING.get(name, "") in {"", *entries})
-            ):
-                fitting.append(name)
+        fitting = [
+            name for name in class_names()
+            if (own := arguments_of(name)) <= given <= own | FLAGS | ADDED
+            and (not entries or TELLING.get(name, "") in {"", *entries})
+        ]  # fmt: skip
         if set(fitting) == {"Adam", "AdamW"}:
             decoupled = {group.get("decoupled_weight_decay") for group in self.groups}
             if decoupled <= {True, False}:
@@ -121,9 +117,8 @@ def _defaults() -> Mapping[str, set[Any]]:
     for name in class_names():
         for key, parameter in inspect.signature(optimizer_class(name)).parameters.items():
             if key != "params":
-                found.setdefault(key, set()).add(
-                    None if parameter.default is inspect.Parameter.empty else parameter.default
-                )
+                default = None if parameter.default is inspect.Parameter.empty else parameter.default
+                found.setdefault(key, set()).add(default)
     return found
 
 

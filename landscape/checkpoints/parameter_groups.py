@@ -1,6 +1,7 @@
 """Find which of a model's parameters the entries of an optimiser's state belong to: a state has positions, no names."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
@@ -10,6 +11,7 @@ from landscape.checkpoints.optimizer_state import OptimizerState
 
 Shapes = Mapping[str, torch.Size]  # by name, in the order of the model
 Groups = list[list[str]]  # names of the parameters of each group
+Few = Callable[[str, torch.Size], bool]
 
 
 def parameters_of_groups(state: OptimizerState, trainable: Shapes, every: Shapes) -> Groups:
@@ -47,9 +49,7 @@ def _by_name(state: OptimizerState, every: Shapes) -> Groups:
             f"not have{listed(strange)}; give the model that was trained with --model, or start a new optimiser: "
             "--no-optimizer-state"
         )
-    names = [own[name] for name in state.names]
-    ends = [0, *accumulate(len(group["params"]) for group in state.groups)]
-    groups = [names[start:end] for start, end in pairwise(ends)]
+    groups = _blocks([own[name] for name in state.names], [len(group["params"]) for group in state.groups])
     _require_shapes(state, groups, every)
     return groups
 
@@ -92,28 +92,26 @@ def _by_shape(state: OptimizerState, shapes: Shapes) -> Groups:
     return [] if _misfit(state, groups, shapes) else groups
 
 
-def _blocks(shapes: Shapes, sizes: Sequence[int]) -> Groups:
-    names, ends = list(shapes), [0, *accumulate(sizes)]
+def _blocks(names: Iterable[str], sizes: Sequence[int]) -> Groups:
+    names, ends = list(names), [0, *accumulate(sizes)]
     return [names[start:end] for start, end in pairwise(ends)]
 
 
-def _apart(few: Callable[[str, torch.Size], bool], *, first: bool) -> Callable[[Shapes, Sequence[int]], Groups]:
+def _apart(few: Few, first: bool, shapes: Shapes, _: Sequence[int]) -> Groups:
     """The parameters with some property in a group of their own, the first or the second."""
-
-    def groups(shapes: Shapes, sizes: Sequence[int]) -> Groups:
-        own = [name for name, shape in shapes.items() if few(name, shape)]
-        rest = [name for name in shapes if name not in own]
-        return [own, rest] if first else [rest, own]
-
-    return groups
+    own = [name for name, shape in shapes.items() if few(name, shape)]
+    rest = [name for name in shapes if name not in own]
+    return [own, rest] if first else [rest, own]
 
 
-RULES = (
-    _blocks,
-    *(_apart(lambda name, shape: len(shape) <= 1, first=first) for first in (True, False)),  # timm, and most scripts
-    *(_apart(lambda name, shape: name.endswith("bias"), first=first) for first in (True, False)),
-    *(_apart(lambda name, shape: "bias" in name or "norm" in name.lower(), first=first) for first in (True, False)),
+FEW: Sequence[Few] = (
+    lambda name, shape: len(shape) <= 1,  # timm, and most scripts
+    lambda name, shape: name.endswith("bias"),
+    lambda name, shape: "bias" in name or "norm" in name.lower(),
 )
+RULES: Sequence[Callable[[Shapes, Sequence[int]], Groups]] = (
+    _blocks, *(partial(_apart, few, first) for few in FEW for first in (True, False))
+)  # fmt: skip
 
 
 def _misfit(state: OptimizerState, groups: Iterable[Iterable[str]], shapes: Shapes) -> tuple[str, torch.Size] | None:

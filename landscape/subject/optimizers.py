@@ -172,12 +172,10 @@ def restored_optimizer(subject: Subject, options: OptimizerOptions) -> RestoredO
 def _with_state(
     subject: Subject, state: optimizer_state.OptimizerState, kind: str, changed: Mapping[str, Any]
 ) -> RestoredOptimizer:
-    own, every = subject.parameters, dict(subject.model.named_parameters())
-    shapes = {name: p.shape for name, p in every.items()}
+    own, shapes = subject.parameters, {name: p.shape for name, p in subject.model.named_parameters()}
     named = parameter_groups.parameters_of_groups(state, {name: shapes[name] for name in own}, shapes)
     keys = dict(zip((name for names in named for name in names), state.keys, strict=True))
-    stepped = {name for name, key in keys.items() if key in state.state or not state.state}
-    moved = {name: p for name, p in own.items() if name in stepped}
+    moved = {n: p for n, p in own.items() if n in keys and (keys[n] in state.state or not state.state)}
     if not moved:
         raise ValueError(
             f"the optimiser state in {state.path} has no parameter that is trainable in this model; unfreeze the "
