@@ -153,7 +153,14 @@ class Step(Probe):
         found["descending"], *_ = finite_means(data["descends"][done])
         known = done & np.isfinite(data["gradient_sharpness"])
         squares = data["gradient_norm"][known] ** 2
-        return found | _ratio("pooled_batch_sharpness", data["gradient_sharpness"][known] * squares, squares)
+        products = data["gradient_sharpness"][known] * squares
+        if squares.sum():
+            found["pooled_batch_sharpness"] = products.sum() / squares.sum()
+        if len(squares) > 1 and squares.sum():
+            left_out = (products.sum() - products) / (squares.sum() - squares)
+            found["pooled_batch_sharpness_se"] = float(jackknife_error(left_out))
+            found["pooled_batch_sharpness_se.n"] = len(squares)
+        return found
 
     @property
     def _options(self) -> optimizers.OptimizerOptions:
@@ -217,15 +224,3 @@ def _preconditioner(restored: optimizers.RestoredOptimizer) -> preconditioner.Pr
     except ValueError as error:
         _log.info("no preconditioned eigenvalues: %s", error)
         return None
-
-
-def _ratio(name: str, top: np.ndarray, bottom: np.ndarray) -> dict[str, float]:
-    """sum(top) / sum(bottom) with its jackknife error."""
-    n = len(top)
-    if not n or not bottom.sum():
-        return {}
-    whole = {name: float(top.sum() / bottom.sum())}
-    if n < 2:
-        return whole
-    left_out = (top.sum() - top) / (bottom.sum() - bottom)
-    return {**whole, f"{name}_se": float(jackknife_error(left_out)), f"{name}_se.n": n}

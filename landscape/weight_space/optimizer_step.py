@@ -117,11 +117,9 @@ class StepMeasurement:
             return {"loss": product.value, "samples": self.subject.samples(i)}
         gradient, update = self._with_decay(slope), self._update(slope)
         own = self._along(update, gradient, product)
-        values: dict[str, Any] = {"samples": self.subject.samples(i), "gradient_norm": _dot(gradient, gradient) ** 0.5}
-        values |= {
-            "update_norm": _dot(update, update) ** 0.5,
-            **{f"predicted_change{end}": v for end, v in own.items()},
-        }
+        values: dict[str, Any] = {f"predicted_change{end}": change for end, change in own.items()}
+        values |= {"samples": self.subject.samples(i), "gradient_norm": _dot(gradient, gradient) ** 0.5}
+        values["update_norm"] = _dot(update, update) ** 0.5
         if values["gradient_norm"]:
             curvature = _dot(gradient, product(gradient.to(self.subject.dtype)))
             values["gradient_sharpness"] = curvature / values["gradient_norm"] ** 2
