@@ -59,10 +59,6 @@ class SeriesWriter:
             self.release()
             raise
 
-    @property
-    def coordinates(self) -> list[int]:
-        return sorted(self._rows)
-
     def write(self, at: int, values: Values) -> None:
         """Add a row, or replace the one with its coordinate; when this returns, a kill cannot lose it.
 
