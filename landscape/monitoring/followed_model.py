@@ -74,9 +74,8 @@ def subject_of(module: nn.Module, loss: str | Callable[..., Any], batch: Any, la
     if batch is None:
         raise OptionError("Monitor needs batch=, one mini-batch as the training's loader gives it")
     rows = common_length(batch) or 1
-    named = loss if isinstance(loss, str) else ""
+    named, made = (loss, None) if isinstance(loss, str) else ("", loss)
     spec = Spec(batch_size=rows, samples="all", loss=named)
-    made = None if isinstance(loss, str) else loss
     objects = Objects(module, [batch] if other is None else [batch, other], made, noting=False)
     subject = load_spec(spec, objects, label=label or type(module).__name__)
     _ = subject.parameters  # raises for complex ones

@@ -159,11 +159,11 @@ class Measurement:
         values: dict[str, Any] = {"distance": distance, "distance_se": distance_se, "learning_rate": rate}
         if math.isnan(rate) and self._optimizer is not None:  # no update of an optimiser of PyTorch so far
             values["learning_rate"] = followed_model.rate_of(self._optimizer, {id(p) for p in self._held.values()})
-        simple = kind == "row" or self._shards.divided
-        product = None if simple else Curvature(subject, parameters, "double-backward", gradient=True).product(0)
-        if product is None:
+        product = None
+        if kind == "row" or self._shards.divided:
             loss, gradient = self._loss_and_gradient()
         else:
+            product = Curvature(subject, parameters, "double-backward", gradient=True).product(0)
             loss, gradient = product.value, unflat(product.gradient(), list(parameters.values()))
         values |= {"loss": loss, "gradient_norm": self._shards.norm(gradient)}
         values |= self._along.values(update, rate, loss, gradient)
@@ -215,10 +215,8 @@ class Measurement:
                 self._warned = True
             return {}
         parameters = self._subject.parameters
-        values, decays = (
-            {"preconditioned_threshold": known.threshold},
-            {known.decay.get(name, 0.0) for name in parameters},
-        )
+        values: dict[str, Any] = {"preconditioned_threshold": known.threshold}
+        decays = {known.decay.get(name, 0.0) for name in parameters}
         if known.scale.keys() == parameters.keys() and all(map(_is_one, known.scale.values())):
             values["threshold"] = known.threshold - max(decays)
         if "threshold" in values and len(decays) == 1:

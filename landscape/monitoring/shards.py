@@ -25,8 +25,7 @@ class Shards:
     def __init__(self, model: nn.Module) -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = parameters[0].device
-        kinds = [(part, {kind.__name__ for kind in type(part).__mro__}) for part in model.modules()]
-        self._parts = [part for part, names in kinds if "FSDPModule" in names]
+        self._parts = [m for m in model.modules() if "FSDPModule" in {kind.__name__ for kind in type(m).__mro__}]
         self.divided = bool(self._parts)
         replica = next((part for part in model.modules() if isinstance(part, DistributedDataParallel)), None)
         self._group = None if replica is None else replica.process_group
