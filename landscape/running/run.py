@@ -263,9 +263,10 @@ def _resolved(
     undecided, on_main_process = digest(probe, subject, weights), subject.processes.on_main_process
 
     def made() -> Mapping[str, Any]:
-        known = path and stored_attribute(path, probe.name, undecided, "choices", reduce_of, autotuned=True)
-        if known and not overwrite:
-            return dict(json.loads(known))
+        if path is not None:
+            stored = stored_attribute(path, probe.name, undecided, "choices", reduce_of, autotuned=True)
+            if stored is not None and not overwrite:
+                return dict(json.loads(stored))
         with threads.suitable_threads(subject):
             return probe.autotune(subject)
 
