@@ -407,13 +407,13 @@ def test_a_checkout_that_is_not_installed_measures(monkeypatch: pytest.MonkeyPat
         return str(of(name))
 
     monkeypatch.setattr(metadata, "version", version)
-    run_key._versions.cache_clear()
+    run_key.versions.cache_clear()
     try:
         data = (torch.randn(4, 3), torch.randint(2, (4,)))
         trace = landscape.measure("trace", nn.Linear(3, 2), data=data, batch_size=4, vectors=4, out=None, quiet=True)
         assert '"landscape": "not installed"' in trace.attrs["versions"]
     finally:
-        run_key._versions.cache_clear()
+        run_key.versions.cache_clear()
 
 
 @pytest.mark.slow
