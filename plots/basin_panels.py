@@ -7,7 +7,7 @@ import xarray as xr
 
 from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Draw, Figure, Look
-from landscape.statistics.intervals import NORMAL
+from landscape.statistics import stored
 
 NOTE = (
     "Bands: 95 % intervals of the change from the checkpoint. Dots: where a score leaves its interval, with the "
@@ -59,12 +59,17 @@ def edge_of(data: xr.Dataset, s: int) -> float:
         return float(data["score_centre"].values[s] + sign(data, s) * data["score_margin"].values[s])
 
 
+def half_width(data: xr.Dataset, name: str) -> xr.DataArray:
+    """Half the width of the intervals of a quantity, on its dimensions."""
+    return data[name].copy(data=stored.half_width(data, name))
+
+
 def draw_curve(
-    ax: Axes, at: np.ndarray, value: np.ndarray, error: np.ndarray, look: Look, *, thin: bool = False
+    ax: Axes, at: np.ndarray, value: np.ndarray, half: np.ndarray, look: Look, *, thin: bool = False
 ) -> None:
-    """Draw a score with its band over finite points."""
+    """Draw a score over finite points, with a band of half that width where there is one."""
     shown = np.isfinite(value)
-    half = NORMAL * np.nan_to_num(np.where(np.isfinite(error), error, 0.0))[shown]
+    half = np.where(np.isfinite(half), half, 0.0)[shown]
     ax.plot(at[shown], value[shown], color=look.color, linestyle=look.line, linewidth=0.6 if thin else 1.1)
     ax.fill_between(at[shown], value[shown] - half, value[shown] + half, color=look.color, alpha=0.18, linewidth=0)
 

@@ -201,8 +201,8 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
     ),
     "few vectors": (
         spectra.few_vectors,
-        made("trace", {"trace": 1.0, "trace_se": 0.9, "batch_trace": ("batch", [1.0])}, parameters={"vectors": 12}),
-        made("trace", {"trace": 9.0, "trace_se": 0.9, "batch_trace": ("batch", [9.0])}, parameters={"vectors": 12}),
+        made("trace", {"trace": 2.0, "trace_se": ((), 0.9, {"n": 4.0})}, parameters={"vectors": 12}),  # by XTrace
+        made("trace", {"trace": 9.0, "trace_se": 0.9}, parameters={"vectors": 12}),
         "--vectors 48",
     ),
     "one vector": (

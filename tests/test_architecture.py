@@ -265,6 +265,8 @@ def test_intervals_are_made_in_one_place() -> None:
         if numbers & {1.96, 0.975, 0.025, 97.5} or (names & {"stdtrit", "NormalDist"} and part(module) != "doctor"):
             found.add(module)
     assert found == {"landscape.statistics.intervals"}
+    drawn = {name for name, file in modules().items() if part(name) == "plots" and "NORMAL" in file.read_text()}
+    assert not drawn, "figures draw the intervals of the numbers"
 
 
 def test_the_first_line_of_an_error_is_worked_out_in_one_place() -> None:

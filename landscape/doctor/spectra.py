@@ -9,8 +9,9 @@ import numpy as np
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
 from landscape.options import counted, listed
 from landscape.results.protocols import stored
-from landscape.statistics.intervals import CERTIFIED, FEWEST, quantile
+from landscape.statistics.intervals import CERTIFIED, FEWEST
 from landscape.statistics.rounding import plus_minus
+from landscape.statistics.stored import half_width
 
 QUARTERS = 4  # samples of a group of `noise-scale` at least
 UNITS = {
@@ -111,11 +112,7 @@ def _more(result: Result, over: str, n: float, least: int) -> str:
 
 
 def few_vectors(result: Result) -> Iterator[Finding]:
-    """The estimate is not told apart from zero by its error over random vectors, or has none.
-
-    With v start vectors the error is that of a mean of v values: Student's t with v - 1 degrees of freedom (of a
-    trace, of all mini-batches' vectors together).
-    """
+    """The estimate is not told apart from zero by its interval over random vectors, or has no error."""
     name = {"trace": "trace", "density": "mean"}.get(result.probe)
     value, error = (result.number(f"{name}{end}") for end in ("", "_se"))
     vectors = int(result.parameters.get("vectors", 0))
@@ -127,9 +124,8 @@ def few_vectors(result: Result) -> Iterator[Finding]:
         text = f"the {what} {value:.3g} has no error, because it is of {counted(vectors, 'random vector')}"
         yield found("few-vectors", "suspicious", result, text, again)
         return
-    freedom = (vectors - 1) * (len(result.values("batch_trace")) or 1)
-    half = float(quantile(freedom + 1)) * error
-    if freedom > 0 and abs(value) < half:
+    half = float(half_width(result.data, name))
+    if abs(value) < half:
         text = f"the {what} {plus_minus(value, half)} of {vectors} random vectors is not told apart from zero"
         yield found("few-vectors", "suspicious", result, text, again)
 

@@ -22,6 +22,7 @@ def draw(
     known = known or basin_panels.styles([data])
     t, sides = data["t"].values, data["side"].values
     values: list[list[np.ndarray]] = [[], []]
+    halves = basin_panels.half_width(data, "score_worse")
     several = data.sizes["direction"] > 1
     for ax in axes:
         ax.set_xlim(t[0], t[-1])
@@ -29,13 +30,12 @@ def draw(
             ax.axvline(0.0, color=theme.muted(), linewidth=0.5, zorder=0)  # the checkpoint
     for s, panel, look, edge in basin_panels.scores(data, known, axes):
         for k in range(data.sizes["direction"]):
-            value, error = (
-                data[name].transpose("direction", "t", "score").values[k, :, s]
-                for name in ("score_value", "score_worse_se")
+            value, half = (
+                found.transpose("direction", "t", "score").values[k, :, s] for found in (data["score_value"], halves)
             )
             value = np.where(data["done"].transpose("direction", "t").values[k] == 1, value, np.nan)
             values[panel].append(value)
-            basin_panels.draw_curve(axes[panel], t, value, error, look, thin=several)
+            basin_panels.draw_curve(axes[panel], t, value, half, look, thin=several)
             ends = [data[f"basin_radius{end}"].transpose("direction", "side", "score").values[k, :, s]
                     for end in ("", "_low", "_high")]  # fmt: skip
             marks = [[side * end for end in found] for side, *found in zip(sides, *ends, strict=True)]

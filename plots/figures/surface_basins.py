@@ -31,14 +31,15 @@ def draw(
         ax, sign, centre = axes[panel], basin_panels.sign(data, s), float(data["score_centre"].values[s])
         for profile, basin in (("profile_mean", "basin_mean"), ("profile_most", "basin_least")):
             worst = basin == "basin_least"
-            worse, error = (
-                data[name].transpose("distance", "score").values[:, s] for name in (profile, f"{profile}_se")
+            worse, half = (
+                found.transpose("distance", "score").values[:, s]
+                for found in (data[profile], basin_panels.half_width(data, profile))
             )
             with np.errstate(invalid="ignore"):
                 value = centre + sign * worse
             values[panel].append(value)
             curve = replace(look, line=":") if worst else look
-            basin_panels.draw_curve(ax, r, value, np.full(len(r), np.nan) if worst else error, curve, thin=worst)
+            basin_panels.draw_curve(ax, r, value, np.full(len(r), np.nan) if worst else half, curve, thin=worst)
             mark = [float(data[f"{basin}{end}"].values[s]) for end in ("", "_low", "_high")]
             basin_panels.draw_marks(ax, edge, [mark], look, hollow=worst)
     units = appearance.escaped(str(data["x"].attrs.get("units", "1")))
