@@ -111,7 +111,7 @@ class Align(Probe):
         """Points of one curve share the samples' losses at its ends."""
         kinds, other = self._curves(subject), self._other(subject)
         for k, of_curve in groupby(units, key=lambda unit: unit.index[0]):
-            line = line_of(subject, other, kinds[k], self.restarts, self.seed)
+            line = line_of(subject, other, kinds[k].aligned, self.restarts, self.seed)
             yield from points(subject, line, kinds[k].statistics, [float(unit.at["t"]) for unit in of_curve])
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
@@ -144,7 +144,8 @@ class Align(Probe):
         return str(first)
 
     def _shown(self, subject: Subject) -> str:
-        return line_of(subject, self._other(subject), self._curves(subject)[0], 1, 0).name.removeprefix("towards ")
+        as_it_is = line_of(subject, self._other(subject), False, self.restarts, self.seed)
+        return as_it_is.name.removeprefix("towards ")
 
 
 def alignment_of(probe: Align, subject: Subject) -> Alignment:

@@ -119,7 +119,7 @@ class Barriers(Probe):
         for (c, p), of_line in groupby(units, key=lambda unit: unit.index[:2]):
             first, second = pairs[p]
             start, other = _loaded(subject, networks[first]), str(networks[second].files[0])
-            line = line_of(start, other, kinds[c], self.restarts, self.seed)
+            line = line_of(start, other, kinds[c].aligned, self.restarts, self.seed)
             at = [float(unit.at["t"]) for unit in of_line]
             yield from points(start, line, kinds[c].statistics, at, parts=parts_of(subject))
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import Checkpoint, save_atomically, state_dict_sha256, write_checkpoint
 from landscape.checkpoints.file_names import label_of
-from landscape.data.structure import Nested, map_tensors
+from landscape.data.structure import map_tensors
 from landscape.probe import Quantity
 from landscape.statistics.intervals import NORMAL
 from landscape.statistics.means import error_over_parts, mean_and_standard_error
@@ -74,7 +74,7 @@ def alignment(subject: Subject, other: str, restarts: int, seed: int) -> Alignme
 
     def run(model: nn.Module) -> Any:
         dtype = next(p for p in model.parameters() if p.is_floating_point()).dtype
-        return alone.forward(model, _in_precision(inputs, dtype))
+        return alone.forward(model, map_tensors(inputs, lambda t: t.to(dtype) if t.is_floating_point() else t))
 
     permutations, unknown = recorded(subject.model, run, inputs)
     theirs = copy.deepcopy(subject.model)
@@ -122,18 +122,15 @@ def with_weights(subject: Subject, other: str) -> Subject:
 
 
 @weights_cache.once_per_weights
-def line_between(subject: Subject, other: str) -> StraightLine:
-    """The line to another checkpoint as it is."""
-    stored = other_networks.read_beside(subject, Path(other))
-    state = tensors_like(stored, subject.model.state_dict())
+def line_of(subject: Subject, other: str, aligned: bool, restarts: int, seed: int) -> StraightLine:
+    """The line to another checkpoint, as it is or aligned."""
+    if aligned:
+        found = alignment(subject, other, restarts, seed)
+        stored, state = found.other, found.state
+    else:
+        stored = other_networks.read_beside(subject, Path(other))
+        state = tensors_like(stored, subject.model.state_dict())
     return line_to(subject, state, _name(subject, other, stored), state_dict_sha256(stored.state_dict))
-
-
-@weights_cache.once_per_weights
-def aligned_line(subject: Subject, other: str, restarts: int, seed: int) -> StraightLine:
-    """The line to another checkpoint, aligned."""
-    found = alignment(subject, other, restarts, seed)
-    return line_to(subject, found.state, _name(subject, other, found.other), state_dict_sha256(found.other.state_dict))
 
 
 def write_aligned(found: Alignment, path: Path) -> None:
@@ -150,10 +147,6 @@ def write_aligned(found: Alignment, path: Path) -> None:
 
 def _name(subject: Subject, other: str, stored: Checkpoint) -> str:
     return other if other in subject.origin.others else label_of(stored.path)
-
-
-def _in_precision(inputs: Nested, dtype: torch.dtype) -> Nested:
-    return map_tensors(inputs, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 Samples: TypeAlias = tuple[np.ndarray, np.ndarray]  # loss and correctness of every sample
@@ -278,11 +271,6 @@ def curves(subject: Subject, *, align: bool, repair: int) -> list[Curve]:
         if count:
             found.append(Curve(f"{name}, batch norm recomputed", aligned, RunningStatistics(recalibrate=count)))
     return found
-
-
-def line_of(subject: Subject, other: str, curve: Curve, restarts: int, seed: int) -> StraightLine:
-    """The line of a curve to another checkpoint."""
-    return aligned_line(subject, other, restarts, seed) if curve.aligned else line_between(subject, other)
 
 
 def points(
