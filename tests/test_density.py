@@ -21,7 +21,7 @@ from landscape.probes.density import Density
 from landscape.probes.trace import Trace
 from landscape.products import mini_batch_means
 from landscape.products.memory_forecast import forecast
-from landscape.products.mini_batch_means import over_all_samples
+from landscape.products.mini_batch_means import over_mini_batches
 from landscape.products.operator import Curvature
 from landscape.running.run import run
 from landscape.subject.subject import Subject
@@ -243,7 +243,7 @@ def test_graphs_of_mini_batches_are_kept_where_there_is_room(monkeypatch: pytest
         monkeypatch.setattr(mini_batch_means, "forecast", forecast if room else None)  # whose pass takes memory
         prepared.clear()
         subject = tanh_net(sizes=sizes)
-        product = over_all_samples(subject, Curvature(subject, subject.parameters, "double-backward"))
+        product = over_mini_batches(Curvature(subject, subject.parameters, "double-backward"))
         found.append(product(product(torch.ones(subject.size, dtype=torch.float64))))
         assert prepared == batches
     assert torch.equal(found[1], found[2])

@@ -202,11 +202,11 @@ class Alone(ProcessGroup):
 def test_parts_of_all_processes_add_up_to_the_product(count: int) -> None:
     subject = tanh_net(sizes=(6, 6, 3), weight_decay=0.3)
     vector = random_unit(subject.size, 0, device=subject.device, dtype=subject.dtype)
-    expected = over_mini_batches(subject, Curvature(subject, subject.parameters, "double-backward"), range(3))(vector)
+    expected = over_mini_batches(Curvature(subject, subject.parameters, "double-backward"), range(3))(vector)
     total, loss, samples = torch.zeros_like(vector), 0.0, []
     for rank in range(count):
         subject.processes = Alone(rank, count)
-        total += over_mini_batches(subject, Curvature(subject, subject.parameters, "double-backward"), range(3))(vector)
+        total += over_mini_batches(Curvature(subject, subject.parameters, "double-backward"), range(3))(vector)
         loss += mean_loss(subject, range(3)) if count > 1 else 0.0
         shares = shares_of(subject, range(3))
         samples.append(round(15 * sum(share.weight for share in shares)))
@@ -240,7 +240,7 @@ def test_the_graph_of_a_single_share_is_kept(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sample_means.Curvature, "product", product)
     subject = tanh_net(sizes=(6, 6))
     subject.processes = Alone(1, 2)
-    shared = over_mini_batches(subject, Curvature(subject, subject.parameters, "double-backward"), range(2))
+    shared = over_mini_batches(Curvature(subject, subject.parameters, "double-backward"), range(2))
     vector = torch.ones(subject.size, dtype=torch.float64)
     torch.testing.assert_close(shared(vector) + shared(vector), vector)
     assert prepared == [(1, WHOLE)]

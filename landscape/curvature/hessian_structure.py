@@ -168,7 +168,7 @@ class Structure:
         others: list[Callable[[Tensor], Tensor]] = []
         if parts is not None:
             alike = (curved.of(blocks=parts.members), curved.of(operator="ggn"))
-            others = [over_mini_batches(curved.subject, one, [i]) for one in alike]
+            others = [over_mini_batches(one, [i]) for one in alike]
         like = next(iter(curved.parameters.values()))
         ratios: list[Tensor] = []
         samples: list[Tensor] = []

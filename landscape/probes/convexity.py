@@ -12,7 +12,7 @@ from landscape.curvature.spectrum import Request, spectrum
 from landscape.headline import Headline
 from landscape.options import at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
-from landscape.products.mini_batch_means import over_all_samples
+from landscape.products.mini_batch_means import over_mini_batches
 from landscape.products.operator import Curvature
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -96,7 +96,7 @@ class Convexity(Probe):
         with plane_evaluator.PlaneEvaluator(subject, self._plane(subject)) as evaluator:
             for unit in units:
                 loss = evaluator.at(float(unit.at["x"]), float(unit.at["y"]))["loss"]  # the weights stay there
-                product = over_all_samples(subject, Curvature(subject, subject.parameters, "double-backward"))
+                product = over_mini_batches(Curvature(subject, subject.parameters, "double-backward"))
                 try:
                     yield {"loss": loss, **_ends(spectrum(product, request, subject.size, self.seed, weight))}
                 except FloatingPointError:  # the curvature is not finite this far out

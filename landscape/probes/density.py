@@ -146,7 +146,7 @@ class Density(Probe):
         if self.blocks != "none":
             yield from self._of_blocks(curved, units)
             return
-        product = mini_batch_means.over_all_samples(subject, curved)
+        product = mini_batch_means.over_mini_batches(curved)
         for unit in units:
             start = random_unit(curved.size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
             yield {**self._quadrature(product, start), "hvp": CODES.index(curved.hvp)}
@@ -154,7 +154,7 @@ class Density(Probe):
     def _of_blocks(self, curved: operator.Curvature, units: Sequence[Unit]) -> Iterator[Values]:
         """The quadratures of all blocks from one start vector after the other."""
         partition = block_diagonal.Partition.of(curved.parameters, self.blocks)
-        product = mini_batch_means.over_all_samples(curved.subject, curved.of(blocks=partition.members))
+        product = mini_batch_means.over_mini_batches(curved.of(blocks=partition.members))
         like = next(iter(curved.parameters.values()))
         for unit in units:
             found = block_diagonal.block_quadratures(

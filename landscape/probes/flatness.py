@@ -125,7 +125,7 @@ class Flatness(Probe):
             if names[k] in OF_HESSIAN and product is None:
                 planned = self._planned(subject)
                 curved = hvp_backends.curvature(measured, parameters, self.hvp, planned=planned, kinks=self.kinks)
-                product = mini_batch_means.over_all_samples(measured, curved)
+                product = mini_batch_means.over_mini_batches(curved)
             if names[k] in OF_VECTORS:
                 assert product is not None
                 found |= {

@@ -289,7 +289,7 @@ class Hessian(Probe):
             product = curved.product(unit.index[0])
             return self._as_seen(product, curved), product.value
         subject, count = curved.subject, self._count(curved.subject)
-        whole = mini_batch_means.over_all_samples(subject, curved, batches=count)
+        whole = mini_batch_means.over_mini_batches(curved, range(count))
         return self._as_seen(whole, curved), mini_batch_means.mean_loss(subject, range(count))
 
     def _as_seen(self, product: Callable[[Tensor], Tensor], curved: Curvature) -> Callable[[Tensor], Tensor]:

@@ -201,7 +201,7 @@ class Trace(Probe):
     def _product(self, curved: operator.Curvature, i: int) -> tuple[Callable[[Tensor], Tensor], float]:
         """The matrix of a mini-batch, whose samples the processes of a group share, and its loss."""
         if curved.subject.processes.size > 1:
-            return over_mini_batches(curved.subject, curved, [i]), mean_loss(curved.subject, [i])
+            return over_mini_batches(curved, [i]), mean_loss(curved.subject, [i])
         product = curved.product(i)
         return product, product.value
 

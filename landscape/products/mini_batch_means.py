@@ -19,15 +19,8 @@ from landscape.subject.losses import loss_gradients
 from landscape.subject.subject import Subject, more_samples
 
 
-def over_all_samples(
-    subject: Subject, curvature: Curvature, *, batches: int | None = None
-) -> Callable[[Tensor], Tensor]:
-    """`over_mini_batches` of the first `batches`, or all: the mean over the samples."""
-    return over_mini_batches(subject, curvature, range(len(subject.batches))[:batches])
-
-
-def over_mini_batches(subject: Subject, curvature: Curvature, batches: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """Products v -> H v for the mean over all samples of mini-batches, which weigh by their size; weight decay once.
+def over_mini_batches(curvature: Curvature, batches: Sequence[int] | None = None) -> Callable[[Tensor], Tensor]:
+    """Products v -> H v for the mean over all samples of mini-batches, or of all; weight decay once.
 
     Graphs of mini-batches are kept while a quarter of the free memory holds them; the others are rebuilt for every
     product: one more gradient, for the memory of one mini-batch. Activation patterns that are fixed are computed once
@@ -36,10 +29,10 @@ def over_mini_batches(subject: Subject, curvature: Curvature, batches: Sequence[
     The processes of the subject's group share the samples, and add their parts of a product by one all-reduce; all of
     them have to make the same products, of vectors that are equal to the last bit.
     """
-    processes = subject.processes
-    shares = shares_of(subject, batches)
+    subject, processes = curvature.subject, curvature.subject.processes
+    shares = shares_of(subject, range(len(subject.batches)) if batches is None else batches)
     if processes.size == 1 and len(shares) == 1:
-        return curvature.product(batches[0], WHOLE)
+        return curvature.product(shares[0].batch, shares[0].part)
     if curvature.fixed and curvature.patterns is None and shares:
         first = curvature.pattern(shares[0].batch, shares[0].part)
         curvature = replace(curvature, patterns=cache_of_all(subject, first, len(shares)))
@@ -81,6 +74,13 @@ def shares_of(subject: Subject, batches: Sequence[int]) -> list[Share]:
     sizes, processes = [subject.samples(i) for i in batches], subject.processes
     total, divisible = sum(sizes), processes.size == 1 or subject.divisible
     first, last = (total * (processes.rank + i) // processes.size for i in (0, 1))
+    return _consecutive(batches, sizes, first, last, total, divisible=divisible)
+
+
+def _consecutive(
+    batches: Sequence[int], sizes: Sequence[int], first: int, last: int, total: int, *, divisible: bool = True
+) -> list[Share]:
+    """Samples from the position `first` up to `last` in the mini-batches, which weigh as shares of `total`."""
     shares, at = [], 0
     for batch, size in zip(batches, sizes, strict=True):
         start, stop = max(first - at, 0), min(last - at, size)
@@ -206,8 +206,13 @@ def sample_groups(subject: Subject, count: int, seed: int) -> SampleGroups:
         )
     if subject.images is not None:
         subject = _shuffled_inside(subject, count, QUARTERS * each, seed)
-    ends = np.cumsum([subject.samples(i) for i in range(len(subject.batches))])
-    return SampleGroups(subject, tuple(tuple(_of_samples(ends, at, each) for at in row) for row in starts.tolist()))
+    batches = range(len(subject.batches))
+    sizes = [subject.samples(i) for i in batches]
+
+    def quarter(at: int) -> Quarter:
+        return Quarter(tuple(_consecutive(batches, sizes, at, at + each, each)), each)
+
+    return SampleGroups(subject, tuple(tuple(map(quarter, row)) for row in starts.tolist()))
 
 
 def _shuffled_inside(subject: Subject, count: int, size: int, seed: int) -> Subject:
@@ -217,18 +222,6 @@ def _shuffled_inside(subject: Subject, count: int, size: int, seed: int) -> Subj
         generator = torch.Generator().manual_seed(derived_seed(seed, "order", i))
         order[i * size : (i + 1) * size] = i * size + torch.randperm(size, generator=generator).numpy()
     return replace(other_samples.on_rows(subject, order), spec=subject.spec)
-
-
-def _of_samples(ends: np.ndarray, start: int, count: int) -> Quarter:
-    """Consecutive samples, by the mini-batches that they are in; `ends` are the positions after each mini-batch."""
-    first, last = np.searchsorted(ends, (start, start + count - 1), side="right").tolist()
-    shares = []
-    for i in range(first, last + 1):
-        at = int(ends[i - 1]) if i else 0
-        low, high = max(start - at, 0), min(start + count, int(ends[i])) - at
-        part = WHOLE if (low, high) == (0, int(ends[i]) - at) else slice(low, high)
-        shares.append(Share(i, part, (high - low) / count))
-    return Quarter(tuple(shares), count)
 
 
 def _of_batches(subject: Subject, start: int, count: int) -> Quarter:

@@ -39,23 +39,23 @@ _log = logging.getLogger(__name__)
 LOSS_CHANGE = 0.02  # relative; farther out the loss of trained networks no longer follows its curvature
 
 
-@dataclass(frozen=True, eq=False)
-class ExtremeEigenvectors:
-    """Unit eigenvectors of the smallest (x) and the largest (y) Hessian eigenvalue of the loss over all samples."""
+def extreme_eigenvectors(
+    subject: Subject, seed: int
+) -> tuple[tuple[dict[str, Tensor], dict[str, Tensor]], dict[str, float]]:
+    """Unit eigenvectors of the smallest (x) and the largest (y) Hessian eigenvalue over all samples, by Lanczos.
 
-    directions: tuple[dict[str, Tensor], dict[str, Tensor]]  # name -> tensor, of either
-    quadratic_model: dict[str, float]  # `model_loss`, slope and curvature along both; the cross term is zero
+    With the quadratic model: `model_loss`, slope and curvature along both; the cross term is zero.
 
-
-def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
-    """Both ends of the Hessian's spectrum by Lanczos. Raises ValueError: the curvature is not finite."""
+    Raises:
+        ValueError: the curvature is not finite.
+    """
     if _log.isEnabledFor(logging.INFO):
         count = cost_model.PRODUCTS
         seconds = count * len(subject) * cost_model.hessian_product_seconds(subject)
         _log.log(forecast_level(seconds), "Hessian eigenvectors first: about %s", format_duration(seconds))
     parameters = list(subject.parameters.values())
-    product = mini_batch_means.over_all_samples(
-        subject, operator.Curvature(replace(subject, weight_decay=0.0), subject.parameters, "double-backward")
+    product = mini_batch_means.over_mini_batches(
+        operator.Curvature(replace(subject, weight_decay=0.0), subject.parameters, "double-backward")
     )
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
     room, storage = memory(start)
@@ -73,7 +73,7 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
         "model_loss": loss, "slope_x": slopes[0], "slope_y": slopes[1],
         "curvature_x": float(found.values[1]), "curvature_y": float(found.values[0]),
     }  # fmt: skip
-    return ExtremeEigenvectors((smallest, largest), model)
+    return (smallest, largest), model
 
 
 def half_range(loss: float, slope: float, curvature: float) -> float:
@@ -113,7 +113,7 @@ class Plane:
     units: str  # what 1 means on both
     spans: tuple[Span, Span] = ((-1.0, 1.0), (-1.0, 1.0))  # of x and y, to choose their ranges from
     identity: Any = None  # what the plane depends on beyond weights and data
-    model: Mapping[str, float] = field(default_factory=dict)  # quadratic, around the centre: see `ExtremeEigenvectors`
+    model: Mapping[str, float] = field(default_factory=dict)  # quadratic, around the centre: see `extreme_eigenvectors`
     # coordinates of a run's snapshots, or of the checkpoints that span the plane, (2, snapshots)
     path: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
     path_names: tuple[str, ...] = ()  # epochs or files of these
@@ -182,13 +182,12 @@ def plane_of(subject: Subject, kind: str, *, normalize: Normalize, ignore: str, 
 
 
 def _eigen_plane(subject: Subject, seed: int) -> Plane:
-    eigenvectors = extreme_eigenvectors(subject, seed)
-    model = eigenvectors.quadratic_model
+    directions, model = extreme_eigenvectors(subject, seed)
     x, y = (half_range(model["model_loss"], model[f"slope_{axis}"], model[f"curvature_{axis}"]) for axis in "xy")
     ends = {"x": "smallest", "y": "largest"}
     first, second = (f"eigenvector of {model[f'curvature_{axis}']:.3g} ({end})" for axis, end in ends.items())
     spans = (-x, x), (-y, y)
-    return Plane("eigen", eigenvectors.directions, (first, second), "weight", spans, identity="eigen", model=model)
+    return Plane("eigen", directions, (first, second), "weight", spans, identity="eigen", model=model)
 
 
 def _checkpoint_plane(subject: Subject, weights: Mapping[str, Tensor], paths: list[Path]) -> Plane:
