@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -116,14 +116,7 @@ class ForwardPass:
 
     def losses_and_right(self, i: int) -> tuple[Tensor, Tensor]:
         """Loss and correctness of every sample of mini-batch i, (N,) each."""
-        inputs, targets = self._prepared(i)
-        if not self._replayed or not _of_tensors((inputs, targets)):
-            losses, right = self._losses_and_right(inputs, targets)
-            return losses, right
-        shapes = _layout((inputs, targets))
-        if shapes not in self._replays:
-            self._replays[shapes] = self._recorded((inputs, targets))
-        losses, right = self._replays[shapes].at([])(*tensors_in((inputs, targets)))
+        losses, right = self._measured(i)
         return losses.clone(), right.clone()  # the next replay writes to the same addresses
 
     def sums(self, i: int, origin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,14 +124,7 @@ class ForwardPass:
 
         Of loss, loss^2, correct, rise and rise^2. The next call may write to the same addresses.
         """
-        inputs, targets = self._prepared(i)
-        if not self._replayed or not _of_tensors((inputs, targets)):
-            losses, right = self._losses_and_right(inputs, targets)
-            return _sums(losses, right, origin), losses, right
-        shapes = "sums", _layout((inputs, targets))
-        if shapes not in self._replays:
-            self._replays[shapes] = self._recorded((inputs, targets), summed=True)
-        sums, losses, right = self._replays[shapes].at([])(origin, *tensors_in((inputs, targets)))
+        sums, losses, right = self._measured(i, origin)
         return sums, losses, right
 
     def check_again(self) -> None:
@@ -146,20 +132,27 @@ class ForwardPass:
         for replay in self._replays.values():
             replay.check_again()
 
-    def _losses_and_right(self, inputs: Nested, targets: Nested) -> list[Tensor]:
+    def _measured(self, i: int, *origin: Tensor) -> Sequence[Tensor]:
+        """Loss and correctness of mini-batch i, after the sums where there is an `origin`; replayed where it may be."""
+        batch = self._prepared(i)
+        if not self._replayed or not _of_tensors(batch):
+            return self._computed(*batch, *origin)
+        shapes = len(origin), _layout(batch)
+        if shapes not in self._replays:
+
+            def work(*tensors: Tensor) -> Sequence[Tensor]:
+                remaining = iter(tensors)
+                elsewhere = [next(remaining) for _ in origin]
+                return self._computed(*map_tensors(batch, lambda _: next(remaining)), *elsewhere)
+
+            self._replays[shapes] = GraphReplay(work, "forward pass", pool=_pool(self._subject))
+        found: Sequence[Tensor] = self._replays[shapes].at([])(*origin, *tensors_in(batch))
+        return found
+
+    def _computed(self, inputs: Nested, targets: Nested, *origin: Tensor) -> list[Tensor]:
         losses, right = self._subject.losses_and_right(self._outputs(inputs), targets)
-        return [losses.detach().double(), right.detach()]
-
-    def _recorded(self, batch: Nested, *, summed: bool = False) -> GraphReplay:
-        """The forward pass of mini-batches with the structure of this one; `summed`: see `sums`."""
-
-        def work(*tensors: Tensor) -> list[Tensor]:
-            remaining = iter(tensors)
-            origin = [next(remaining)] if summed else []
-            losses, right = self._losses_and_right(*map_tensors(batch, lambda _: next(remaining)))
-            return [*(_sums(losses, right, one) for one in origin), losses, right]
-
-        return GraphReplay(work, "forward pass", pool=_pool(self._subject))
+        losses, right = losses.detach().double(), right.detach()
+        return [*(_sums(losses, right, one) for one in origin), losses, right]
 
     def _products(self) -> AbstractContextManager[object]:
         """Left after every mini-batch, because autocast caches the cast weights, and the weights move."""
