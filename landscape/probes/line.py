@@ -19,7 +19,7 @@ from landscape.subject.subject import Subject
 from landscape.weight_space import barriers, bezier, weight_uses
 from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize, beside_ends, ticks
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
-from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check
+from landscape.weight_space.scores import ALSO_HELP, AXES, MARGIN_HELP, Scores, check
 from landscape.weight_space.weights_in_place import OWN, RunningStatistics
 
 Connect = Literal["straight", "bezier"]
@@ -155,7 +155,7 @@ class Line(Probe):
             },
             about={
                 "t": Quantity("position on the line", lines[0].units),
-                **(axis_names() if scores else {}),
+                **(AXES if scores else {}),
                 **({"side": Quantity("sign of t")} if scores else {}),
             },
             facts={

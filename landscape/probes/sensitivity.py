@@ -127,7 +127,7 @@ class Sensitivity(Probe):
             inputs, targets = subject.batch(batch)
             cache = prefixes.at(batch, points.get(place, ResumePoint()))
             pieces = [piece for one in chosen for piece in one.pieces]
-            weights, squared = weight_units.changed_weights(subject, pieces, settings[trial].applied)
+            weights, squared = weight_units.changed_weights(subject.parameters, pieces, settings[trial].applied)
             with weight_units.with_weights(subject, weights), resumed(subject.model, cache), subject.evaluating():
                 after = sample_statistics.loss_and_correctness(subject, inputs, targets)
             yield {

@@ -21,7 +21,7 @@ from landscape.weight_space.cost_model import Workload
 from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize, Span, ticks
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, MemoryFormat, Precision, is_control_point
 from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, path_labels, quantities
-from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check, parts_of
+from landscape.weight_space.scores import ALSO_HELP, AXES, MARGIN_HELP, Scores, check, parts_of
 
 _log = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ class Surface(Probe):
                 "minimum": Quantity("local minimum, the most persistent first"),
                 "part": Quantity("part of the samples"),
                 "snapshot": Quantity("snapshot of the run"),
-                **({**axis_names(), "distance": Quantity("distance from the centre", plane.units)} if scores else {}),
+                **({**AXES, "distance": Quantity("distance from the centre", plane.units)} if scores else {}),
             },
             facts={
                 "l2_definition": self.l2_definition,

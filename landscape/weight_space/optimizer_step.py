@@ -37,7 +37,6 @@ def critical_step(
     *,
     known: Point | None = None,
     guess: float = math.nan,
-    passes: int = PASSES,
 ) -> CriticalStep:
     """The multiple c > 0 of an update at which the change of the loss turns positive, within 2^-4 of itself.
 
@@ -52,12 +51,11 @@ def critical_step(
         known: c and change / c there, where the slope is but estimated from that; it is given up if it turns out not to
             be negative.
         guess: of c, such as -2 slope / u'Hu; NaN takes it from the slope and the change at c = 1.
-        passes: at most so many forward passes, with the one of the start, which the caller has made.
     """
     if not slope < 0:
         return CriticalStep(math.nan, 1, False)
     points, low, high, at = [known or (0.0, slope)], 0.0, math.inf, 1.0
-    for made in range(2, passes + 1):
+    for made in range(2, PASSES + 1):
         value = change(at) / at
         low, high = (at, high) if value <= 0 else (low, at)  # also where it is not finite
         roots = [guess] if made == 2 else []

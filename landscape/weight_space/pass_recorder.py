@@ -49,9 +49,7 @@ class PassRecorder(OperationMode):
         # Storages whose values depend on those of the input.
         self._inputs = {_storage(t) for t in tensors_in(inputs)}
         self._summed: dict[str, set[Filters | None]] = {}
-        self._constant: set[str] = (
-            set()
-        )  # weights that multiply what does not depend on the input, position features say
+        self._constant: set[str] = set()  # multiply what does not depend on the input, position features say
         self._chosen: set[str] = set()  # tables whose rows the input's values choose
 
     def filters(self, name: str) -> Filters | None:

@@ -94,8 +94,8 @@ class PlaneEvaluator(contextlib.AbstractContextManager["PlaneEvaluator"]):
     def __exit__(self, *error: object) -> None:
         self._weights.restore()
 
-    def at(self, x: float, y: float, *, control: bool = False) -> dict[str, Any]:
-        (values,) = self.evaluate([(x, y, control)])
+    def at(self, x: float, y: float) -> dict[str, Any]:
+        (values,) = self.evaluate([(x, y, False)])
         return values
 
     def evaluate(self, points: Iterable[tuple[float, float, bool]]) -> Iterator[dict[str, Any]]:

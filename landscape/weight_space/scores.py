@@ -31,6 +31,7 @@ from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, Forwar
 ALSO_HELP = "measure this data set, or loss, at the same points too; repeatable; NAME=DATA[:SPLIT][@LOSS]"
 MARGIN_HELP = "how much worse a score may get in its basin: 2se (standard errors at the checkpoint), 10%, or a number"
 _log = logging.getLogger(__name__)
+AXES = {"score": Quantity("score: a loss or the accuracy on one data set"), "part": Quantity("part of the samples")}
 Samples = tuple[Tensor, Tensor]  # loss and correctness of every sample, (N,)
 
 
@@ -197,11 +198,6 @@ def means_of_parts(values: Tensor, parts: int) -> Tensor:
     short = -len(values) % parts
     table = functional.pad(values, (0, short), value=torch.nan).view(-1, parts)
     return table.nanmean(dim=0)
-
-
-def axis_names() -> dict[str, Quantity]:
-    """Long names of the axes of scores."""
-    return {"score": Quantity("score: a loss or the accuracy on one data set"), "part": Quantity("part of the samples")}
 
 
 @weights_cache.once_per_weights

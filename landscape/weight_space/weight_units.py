@@ -170,18 +170,20 @@ def selected(units: Sequence[WeightUnit], patterns: Sequence[str]) -> list[Weigh
     return [unit for unit, own in zip(units, names, strict=True) if own & found]
 
 
-def changed_weights(subject: Subject, pieces: Sequence[Piece], change: Change) -> tuple[dict[str, Tensor], float]:
+def changed_weights(
+    parameters: Mapping[str, Tensor], pieces: Sequence[Piece], change: Change
+) -> tuple[dict[str, Tensor], float]:
     """The weights of some pieces, each piece changed by itself, and the squared norm of the change."""
-    parameters = subject.parameters
     rows: dict[str, Tensor] = {}
     filters = {piece.weight.name: piece.weight.filters for piece in pieces}
-    squared = torch.zeros((), device=subject.device, dtype=torch.float64)
+    device = next(iter(parameters.values())).device
+    squared = torch.zeros((), device=device, dtype=torch.float64)
     with torch.no_grad():
         for piece in pieces:
             name = piece.weight.name
             if name not in rows:
                 rows[name] = filters[name].rows(parameters[name].detach()).clone()
-            index = row_index(piece, subject.device) if piece.rows else slice(None)
+            index = row_index(piece, device) if piece.rows else slice(None)
             before = rows[name][index]
             after = change(before, f"{name}{piece.rows or ''}")
             squared += torch.linalg.vector_norm(after - before, dtype=torch.float64) ** 2
@@ -231,7 +233,8 @@ class UnitTraces:
         like, device = list(parameters.values()), self._subject.device
         seed, size = derived_seed(self._seed, "trace", batch, vector), sum(p.numel() for p in like)
         drawn = signs(size, seed, device=device, dtype=self._subject.dtype)
-        inside = _covered(parameters, pieces)
+        outside = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        inside, _ = changed_weights(outside, pieces, lambda rows, _: torch.ones_like(rows))
         drawn *= vectors.flat(inside[name] for name in names)
         forms = dict(zip(names, vectors.unflat(drawn * self._product[1](drawn), like), strict=True))
         of_rows = {
@@ -244,14 +247,3 @@ class UnitTraces:
         ]
         values = torch.stack(own).cpu().numpy()
         return np.concatenate([[values.sum()], values])
-
-
-def _covered(parameters: Mapping[str, Tensor], pieces: Sequence[Piece]) -> dict[str, Tensor]:
-    """1 in the rows of the pieces, 0 elsewhere, like the parameters."""
-    rows: dict[str, Tensor] = {}
-    filters = {piece.weight.name: piece.weight.filters for piece in pieces}
-    for piece in pieces:
-        p = parameters[piece.weight.name]
-        own = rows.setdefault(piece.weight.name, torch.zeros_like(piece.weight.filters.rows(p.detach())))
-        own[row_index(piece, own.device)] = 1.0
-    return {name: filters[name].weight(own, parameters[name]) for name, own in rows.items()}
