@@ -8,7 +8,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -89,6 +89,8 @@ def separable(subject: Subject, i: int) -> int:
 
 
 Norm = Literal["l2", "linf"]
+# Of the mean loss of a mini-batch, and its standard error: over the samples at the change found, or over noise draws.
+Rise = tuple[float, float]
 KEPT = 0.75  # share of a projected step in the next point; the rest goes on along the last change (momentum)
 IMPROVING = 0.75  # share of the steps since the last check that must improve the best point, else the step is halved
 
@@ -121,19 +123,12 @@ class Ball:
         return point * (self.radius / length.clamp_min(self.radius))
 
 
-class Rise(NamedTuple):
-    """A rise of the mean loss of a mini-batch."""
-
-    value: float
-    error: float  # its standard error: over the samples at the change that was found, or over noise draws
-
-
 def one_step(losses: MovedLosses, i: int, ball: Ball) -> Rise:
     """The rise by one step to the border of the ball, along the gradient (arXiv 2010.01412, equation 2 for p = 2)."""
     losses.move(torch.zeros_like(losses.weights))
     before, gradient = losses.losses_and_gradient(i)
     losses.move(ball.change(ball.radius * ball.uphill(gradient)))
-    return _rise(losses.losses(i), before)
+    return sample_statistics.mean_and_standard_error(losses.losses(i) - before)
 
 
 def auto_pgd(losses: MovedLosses, i: int, ball: Ball, steps: int) -> Rise:
@@ -165,7 +160,7 @@ def auto_pgd(losses: MovedLosses, i: int, ball: Ball, steps: int) -> Rise:
             found = losses.losses(i)
         value = found.mean().item()
         if not math.isfinite(value):
-            return Rise(math.inf, math.nan)
+            return math.inf, math.nan
         if value > best_value:
             best, best_value, best_losses, best_gradient, improved = here, value, found, gradient, improved + 1
         if k in checks:
@@ -173,7 +168,7 @@ def auto_pgd(losses: MovedLosses, i: int, ball: Ball, steps: int) -> Rise:
             last, checked, improved = (step, best_value), k, 0
             if stuck:
                 step, here, before, gradient = step / 2, best, best, best_gradient
-    return _rise(best_losses, start)
+    return sample_statistics.mean_and_standard_error(best_losses - start)
 
 
 def _checks(steps: int) -> set[int]:
@@ -183,10 +178,6 @@ def _checks(steps: int) -> set[int]:
         shares.append(shares[-1] + max(shares[-1] - shares[-2] - 0.03, 0.06))
         checks.append(math.ceil(shares[-1] * steps))
     return set(checks)
-
-
-def _rise(after: Tensor, before: Tensor) -> Rise:
-    return Rise(*sample_statistics.mean_and_standard_error(after - before))
 
 
 FACTOR = 2.0  # between noises while the rise is bracketed
@@ -212,7 +203,7 @@ def mean_rise(losses: MovedLosses, i: int, ball: Ball, pairs: int, seed: int) ->
             losses.move(moved)
             sides.append(losses.losses(i).mean() - before)
         rises.append(torch.stack(sides).mean())
-    return Rise(*mean_and_standard_error(torch.stack(rises).cpu().numpy()))
+    return mean_and_standard_error(torch.stack(rises).cpu().numpy())
 
 
 def noise(like: Tensor, seed: int, *, normal: bool = True) -> Tensor:
