@@ -273,7 +273,7 @@ def test_patterns_that_do_not_fit_into_memory_are_not_fixed(
 
 def test_a_compact_pattern_is_the_pattern() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2))
-    pattern, cache = activation_pattern(model, torch.randn(3, 1, 8, 8)), PatternCache(every=True)
+    pattern, cache = activation_pattern(model, torch.randn(3, 1, 8, 8)), PatternCache(torch.device("cpu"))
     for i in (0, 1):
         cache.put((i, None, None), pattern)
     again = cache.get((0, None, None))

@@ -66,6 +66,7 @@ RATIOS = {
     "block_cosine": "cosine of the angle between H v and H_bd v, mean over random vectors",
     "non_gauss_newton": "|N v| / |H v|, N the Hessian without its Gauss-Newton part, mean over random vectors",
 }
+ABOUT = {"tensor": Quantity("parameter tensor"), "quantile": Quantity("share of entries below")}
 OF_ROWS = ("off_block", "non_gauss_newton")
 CURVATURE = "loss per squared weight"
 SE = "its standard error over random vectors"
@@ -118,12 +119,6 @@ class Structure:
     def summaries(self) -> dict[str, Quantity]:
         """Over mini-batches."""
         return self._stored("; mean over mini-batches")
-
-    def about(self) -> dict[str, Quantity]:
-        named = {"block": "block", "tensor": "parameter tensor", "quantile": "share of entries below",
-                 "parameter": "parameter"}  # fmt: skip
-        wanted = ["block"] * (self.blocks != "none") + ["tensor", "quantile"] * (self.diagonal != "none")
-        return {name: Quantity(named[name]) for name in [*wanted, *["parameter"] * (self.diagonal == "full")]}
 
     def require_storable(self, parameters: Mapping[str, Tensor], batches: int) -> None:
         """Check that the full diagonal fits a results file. Raises ValueError: it does not."""

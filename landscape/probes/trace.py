@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from landscape.curvature.block_diagonal import BLOCK_KINDS, BlockKind
-from landscape.curvature.hessian_structure import Diagonal, Structure
+from landscape.curvature.hessian_structure import ABOUT, Diagonal, Structure
 from landscape.curvature.trace_estimators import (
     TraceEstimate,
     hutch_plus_plus,
@@ -155,7 +155,7 @@ class Trace(Probe):
         return Plan(
             over=over, axes=structure.axes(parameters), quantities=quantities | structure.quantities(),
             labels=structure.labels(parameters), summaries=summaries | structure.summaries(),
-            about=about | structure.about(),
+            about=about | ABOUT,
         )  # fmt: skip
 
     def identity(self, subject: Subject) -> dict[str, Any]:

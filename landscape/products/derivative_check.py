@@ -51,7 +51,7 @@ def disagreement(subject: Subject) -> str:
 
 
 def _compared(subject: Subject) -> str:
-    inputs, targets = (map_tensors(part, _double) for part in subject.example())
+    inputs, targets = map_tensors(subject.example(), lambda t: t.double() if t.is_floating_point() else t)
     with double_of(subject).current() as copy, torch.enable_grad(), differentiable_attention():
         named = dict(copy.named_parameters())
         weights = [named[name] for name in subject.parameters]
@@ -71,8 +71,7 @@ def _disagreement(subject: Subject, copy: nn.Module, weights: Tensors, inputs: N
         return subject.losses(subject.forward(copy, inputs), targets).mean()
 
     def gradient(graph: bool) -> list[Tensor]:
-        found = torch.autograd.grad(loss(), weights, create_graph=graph, allow_unused=True)
-        return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]
+        return list(torch.autograd.grad(loss(), weights, create_graph=graph, allow_unused=True, materialize_grads=True))
 
     size = sum(w.numel() for w in weights)
     rounding = _rounding(loss())
@@ -123,11 +122,9 @@ def _curvatures(weights: Tensors, u: Tensors, v: Tensors, gradient: Gradient, st
     """The second derivative along u and v, v' H u, likewise."""
     slope = gradient(True)
     along = _inner(slope, u)
+    product = [torch.zeros_like(w) for w in weights]
     if along.requires_grad:
-        found = torch.autograd.grad(along, weights, allow_unused=True)
-        product = [torch.zeros_like(w) if h is None else h for w, h in zip(weights, found, strict=True)]
-    else:
-        product = [torch.zeros_like(w) for w in weights]
+        product = list(torch.autograd.grad(along, weights, allow_unused=True, materialize_grads=True))
     slopes = []
     for sign in (1, -1):
         _move(weights, u, sign * step)
@@ -171,7 +168,3 @@ def _move(weights: Sequence[Tensor], u: Sequence[Tensor], step: float) -> None:
 
 def _inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
     return torch.stack([(a * b).sum() for a, b in zip(one, other, strict=True)]).sum()
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor

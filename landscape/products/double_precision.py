@@ -143,18 +143,10 @@ def _suits(images: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: 
         return False
     plain = images.dtype == weight.dtype == torch.float64 and images.device.type == "cpu" and images.dim() == 4
     dense = groups == 1 and _pair(dilation) == (1, 1) and images.numel() > 0
-    return (
-        plain
-        and dense
-        and max(weight.shape[2:]) > 1
-        and images.shape[1] == weight.shape[1]
-        and _fits(images, weight, _pair(padding))
-    )
-
-
-def _fits(images: Tensor, weight: Tensor, padding: tuple[int, int]) -> bool:
-    """Whether the kernel is at most as large as the padded image."""
-    return all(i + 2 * p >= k for i, k, p in zip(images.shape[2:], weight.shape[2:], padding, strict=True))
+    if not (plain and dense and max(weight.shape[2:]) > 1 and images.shape[1] == weight.shape[1]):
+        return False
+    sides = zip(images.shape[2:], weight.shape[2:], _pair(padding), strict=True)
+    return all(image + 2 * padded >= kernel for image, kernel, padded in sides)
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -30,13 +30,12 @@ _ARITHMETIC = (
 )  # fmt: skip
 
 
-def merge_equal(graph: fx.GraphModule) -> int:
-    """Compute equal operations on equal arguments once; returns how many nodes disappeared.
+def merge_equal(graph: fx.GraphModule) -> None:
+    """Compute equal operations on equal arguments once.
 
     The two levels of differentiation record parts of the forward pass each on its own. Nothing that is written to in
     place or random is merged, and numbers do not change.
     """
-    before = len(graph.graph.nodes)
     known: dict[Any, fx.Node] = {}
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or _written(node) or any(_written(a) for a in node.all_input_nodes):
@@ -54,17 +53,15 @@ def merge_equal(graph: fx.GraphModule) -> int:
         else:
             known[key] = node
     graph.graph.eliminate_dead_code()
-    return before - len(graph.graph.nodes)
 
 
-def recompute_cheap(graph: fx.Graph, dependent: set[fx.Node]) -> int:
+def recompute_cheap(graph: fx.Graph, dependent: set[fx.Node]) -> None:
     """Compute cheap tensors again where the `dependent` nodes use them, instead of keeping them; in place.
 
     Tensors that `dependent` nodes use and that are not among these are kept between products. One of them is computed
     again if views and arithmetic lead to it from others that are kept anyway, or from inputs: the largest first. The
-    new nodes join `dependent`. Returns the bytes no longer kept. For graphs that keep at least `LARGE` bytes.
+    new nodes join `dependent`. For graphs that keep at least `LARGE` bytes.
     """
-    before = kept_bytes(graph, dependent)
     kept = kept_nodes(graph, dependent)
     for node in [n for n in kept if _is_view(n)]:
         _again(graph, node, dependent, [node])
@@ -77,7 +74,6 @@ def recompute_cheap(graph: fx.Graph, dependent: set[fx.Node]) -> int:
         if steps is not None and uses * sum(not _is_view(step) for step in steps) <= MOST_WORK:
             _again(graph, node, dependent, steps)
             kept = kept_nodes(graph, dependent)  # without it: nothing else may lean on it
-    return before - kept_bytes(graph, dependent)
 
 
 def kept_nodes(graph: fx.Graph, dependent: set[fx.Node]) -> list[fx.Node]:
@@ -145,12 +141,8 @@ def _bytes(node: fx.Node) -> int:
 
 def _written(node: fx.Node) -> bool:
     """Whether a node writes in place, or something writes into its result."""
-    return any(_mutates(n) for n in (node, *node.users))
-
-
-def _mutates(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
+    schemas = (getattr(n.target, "_schema", None) for n in (node, *node.users))
+    return any(schema is not None and schema.is_mutable for schema in schemas)
 
 
 def _frozen(value: Any) -> Any:

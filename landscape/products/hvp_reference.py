@@ -148,7 +148,7 @@ class Reference:
 def reference(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> Reference:
     """Time double backward; its graph is freed before another backend needs memory."""
     curved = operator.Curvature(subject, parameters, "double-backward", fixed=fixed)
-    cached = replace(curved, patterns=kinks.PatternCache(every=True, device=subject.device))
+    cached = replace(curved, patterns=kinks.PatternCache(subject.device))
     if fixed:
         cached.pattern(0)
     vector = vectors.random_unit(curved.size, 0, device=subject.device, dtype=subject.dtype)

@@ -128,9 +128,6 @@ def _memory(subject: Subject, vectors: int) -> int:
     return memory_forecast.forecast(subject, subject.parameters, stored).total(1)
 
 
-log = logging.getLogger(__name__)
-
-
 class SampleTooLargeError(MemoryError):
     """Not even one sample fits into memory."""
 
@@ -179,7 +176,7 @@ class MicroBatching:
                         "model, smaller mini-batches, fewer parameters (--params), or another device"
                     )
                 self.count = min(2 * self.count, samples)
-                log.warning(
+                _log.warning(
                     "out of memory: continuing with mini-batches of %d in %d micro-batches", samples, self.count
                 )
         free_memory()

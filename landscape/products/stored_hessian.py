@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,28 +41,21 @@ def key_of(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> s
             object_sha256(subject.model, weights=False), object_sha256(subject.losses), object_sha256(subject.forward),
             [[name, str(t.dtype), list(t.shape), list(t.stride())] for name, t in tensors.items()],
             list(parameters), fixed, [str(part) for part in shape_of(inputs, targets)],
-            _versions(subject.model), _own_code(), _machine(subject.device),
+            _versions(subject.model), _own_code(),
+            [torch.__version__, subject.device.type, torch.backends.cpu.get_cpu_capability()],
         ]  # fmt: skip
     except Exception:  # whatever the attributes of a user's module raise
         return ""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _machine(device: torch.device) -> list[str]:
-    return [torch.__version__, device.type, torch.backends.cpu.get_cpu_capability()]
-
-
 def _versions(model: nn.Module) -> list[str]:
     """Of the packages that define the modules."""
-    packages = {type(module).__module__.partition(".")[0] for module in model.modules()}
-    return [f"{name} {version}" for name in sorted(packages) for version in _version(name)]
-
-
-def _version(package: str) -> Iterator[str]:
-    try:
-        yield metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return
+    found = []
+    for name in sorted({type(module).__module__.partition(".")[0] for module in model.modules()}):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return found
 
 
 @functools.cache

@@ -110,11 +110,6 @@ class TracedHessian:
         recorded = replays(once, each, **options)
         return replace(self, _once=recorded[0], _each=recorded[1])
 
-    @property
-    def code(self) -> str:
-        """What is computed, as text."""
-        return "\n".join(graph.code for graph in self.graphs if isinstance(graph, fx.GraphModule))
-
     def _prepared(self, given: Sequence[Tensor]) -> tuple[Tensor, graph_replay.BoundReplay]:
         """Loss, and products of the mini-batch that is given; another one may hold the addresses of a recording."""
         self._each.release()
