@@ -16,9 +16,9 @@ from landscape.headline import Headline
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.products import hvp_reference, mini_batch_means
 from landscape.products.hvp_backends import CODES, HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
-from landscape.products.kinks import PatternCache
+from landscape.products.kinks import PatternCache, cache_of_all
 from landscape.products.micro_batches import announce, mini_batches_at_once, side_by_side
-from landscape.products.operator import Curvature, Matrix, Operator, cache_of_all
+from landscape.products.operator import Curvature, Matrix, Operator
 from landscape.products.parameter_selection import PARAMS_HELP, Blocks, matching
 from landscape.subject import losses, optimizers
 from landscape.subject.subject import Subject, more_samples
@@ -154,7 +154,7 @@ class Hessian(Probe):
         curved = [curvature(subject, parameters, hvp, **how) for parameters in blocks.groups.values()]
         shared: PatternCache | None = None
         if self.per_layer and self.scope == "dataset" and curved[0].fixed:
-            shared = cache_of_all(subject, curved[0].pattern(0), passes)
+            shared = cache_of_all(curved[0].pattern(0), passes, subject.device)
 
         def measured(of_one: Sequence[Unit]) -> Iterator[Values]:
             own, patterns = curved, shared or PatternCache()

@@ -20,6 +20,7 @@ from landscape.products.double_precision import CONVOLUTIONS, DoubleCopy, convol
 from landscape.products.hessian_product import differentiable_attention
 
 MOST_BYTES = 2**31  # of the patterns of all mini-batches
+ON_DEVICE = 8  # share of an accelerator's free memory that they may take: 1 / 8
 Key: TypeAlias = tuple[int, int | None, int | None]  # mini-batch, slice of it
 
 
@@ -52,6 +53,13 @@ class PatternCache:
 def compact_bytes(pattern: Sequence[Tensor]) -> int:
     """Bytes that a pattern takes where all mini-batches are kept."""
     return sum(_compact(tensor).nbytes for tensor in pattern)
+
+
+def cache_of_all(first: Sequence[Tensor], batches: int, device: torch.device) -> PatternCache:
+    """An empty cache for the patterns of a number of mini-batches, the `first` given; on the CPU if those are large."""
+    size = ON_DEVICE * batches * compact_bytes(first)
+    roomy = device.type == "cuda" and size <= torch.cuda.mem_get_info(device)[0]
+    return PatternCache(device if roomy else torch.device("cpu"))
 
 
 def _compact(tensor: Tensor) -> Tensor:

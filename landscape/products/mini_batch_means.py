@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from landscape.probe import derived_seed
+from landscape.products.kinks import cache_of_all
 from landscape.products.memory_forecast import forecast, room_for_graphs
 from landscape.products.micro_batches import MicroBatchedProduct
-from landscape.products.operator import WHOLE, Curvature, cache_of_all, part_of
+from landscape.products.operator import WHOLE, Curvature, part_of
 from landscape.products.vectors import flat
 from landscape.subject import other_samples, restoration
 from landscape.subject.losses import loss_gradients
@@ -35,7 +36,7 @@ def over_mini_batches(curvature: Curvature, batches: Sequence[int] | None = None
         return curvature.product(shares[0].batch, shares[0].part)
     if curvature.fixed and curvature.patterns is None and shares:
         first = curvature.pattern(shares[0].batch, shares[0].part)
-        curvature = replace(curvature, patterns=cache_of_all(subject, first, len(shares)))
+        curvature = replace(curvature, patterns=cache_of_all(first, len(shares), subject.device))
     add = _Sum(curvature, shares)
 
     def product(vector: Tensor) -> Tensor:

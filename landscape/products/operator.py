@@ -12,7 +12,7 @@ from torch import Tensor
 from landscape.data.structure import Nested, rows_of
 from landscape.products import chunked_cross_entropy, hessian_product, micro_batches, traced_hessian
 from landscape.products.double_precision import double_of
-from landscape.products.kinks import FixedPattern, PatternCache, activation_pattern, compact_bytes
+from landscape.products.kinks import FixedPattern, PatternCache, activation_pattern
 from landscape.products.vectors import unflat
 from landscape.subject.loading.checks import require_losses_per_sample, require_tensor_outputs
 from landscape.subject.subject import Subject
@@ -93,7 +93,6 @@ def _prepared(
 Operator = Literal["hessian", "ggn", "fisher"]
 Matrix = Literal[Operator, "preconditioned"]  # what a spectrum is of: one of these, or P^-1/2 H P^-1/2
 WHOLE = slice(None)
-ON_DEVICE = 8  # share of an accelerator's free memory that activation patterns may take: 1 / 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,13 +212,6 @@ class Curvature:
             return gauss_newton_product(outputs, lambda z: subject.losses(z, targets), parameters, shift=shift)
         require_losses_per_sample(subject)
         return fisher_product(lambda: subject.losses(outputs(), targets), parameters, shift=shift)
-
-
-def cache_of_all(subject: Subject, first: Sequence[Tensor], batches: int) -> PatternCache:
-    """An empty cache for the activation patterns of a number of mini-batches; `first`: that of the first one."""
-    size, device = batches * compact_bytes(first), subject.device
-    roomy = device.type == "cuda" and ON_DEVICE * size <= torch.cuda.mem_get_info(device)[0]
-    return PatternCache(device if roomy else torch.device("cpu"))
 
 
 def part_of(subject: Subject, i: int, part: slice) -> tuple[Nested, Nested]:
