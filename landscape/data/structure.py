@@ -30,22 +30,28 @@ def tensors_in(value: Nested) -> Iterator[Tensor]:
     return (tensor for _, tensor in named_tensors(value))
 
 
-def named_tensors(value: Nested, prefix: str = "", inside: tuple[Nested, ...] = ()) -> Iterator[tuple[str, Tensor]]:
-    """All tensors with the path to each, such as `inputs.0.mask`; `inside` which objects the value is.
+def named_tensors(value: Nested, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors with the path to each, such as `inputs.0.mask`."""
+    return (
+        (name, found.data if isinstance(found, PackedSequence) else found) for name, found in _leaves(value, prefix)
+    )
+
+
+def _leaves(
+    value: Nested, prefix: str = "", inside: tuple[Nested, ...] = ()
+) -> Iterator[tuple[str, Tensor | PackedSequence]]:
+    """All tensors and packed sequences with the path to each; `inside` which objects the value is.
 
     An object that refers to one that it is in, is not entered again.
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | PackedSequence):
         yield prefix, value
-        return
-    if isinstance(value, PackedSequence):
-        yield prefix, value.data
         return
     if any(value is outer for outer in inside):
         return
     for name, inner in _items(value):
         if type(inner) not in LEAVES:
-            yield from named_tensors(inner, f"{prefix}.{name}" if prefix else str(name), (*inside, value))
+            yield from _leaves(inner, f"{prefix}.{name}" if prefix else str(name), (*inside, value))
 
 
 def map_tensors(value: Nested, change: Callable[[Tensor], Tensor], copies: dict[int, Nested] | None = None) -> Nested:
@@ -81,9 +87,12 @@ def as_tensors(value: Nested) -> Nested:
 
 
 def common_length(value: Nested) -> int | None:
-    """The length along dimension 0 that all tensors share; None if they share none, or there is no tensor."""
-    lengths = {len(tensor) if tensor.dim() else None for tensor in tensors_in(value)}
-    return lengths.pop() if len(lengths) == 1 and not _holds_packed(value) else None
+    """The length along dimension 0 that all tensors share; None if they share none, or there is no tensor.
+
+    Packed sequences, of several lengths, have none.
+    """
+    lengths = {len(found) if isinstance(found, Tensor) and found.dim() else None for _, found in _leaves(value)}
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def rows_of(value: Nested, rows: slice | Tensor) -> Nested:
@@ -91,17 +100,7 @@ def rows_of(value: Nested, rows: slice | Tensor) -> Nested:
     return map_tensors(value, lambda tensor: tensor[rows])
 
 
-def _holds_packed(value: Nested, inside: tuple[Nested, ...] = ()) -> bool:
-    """Whether sequences of several lengths lie in one tensor."""
-    if isinstance(value, PackedSequence):
-        return True
-    deeper = () if any(value is outer for outer in inside) else _items(value)
-    return any(_holds_packed(inner, (*inside, value)) for _, inner in deeper)
-
-
 def _items(value: Nested) -> Iterator[tuple[Any, Nested]]:
-    if isinstance(value, PackedSequence):
-        return
     if isinstance(value, tuple | list):
         yield from enumerate(value)
     elif isinstance(value, Mapping):
