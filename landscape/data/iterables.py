@@ -13,15 +13,11 @@ from torch.utils.data import IterableDataset, RandomSampler, default_collate
 
 from landscape.checkpoints.user_code import fixed_rng, guarded, rng_states
 from landscape.data.dataset import BatchList, Images, count_of, number_of_classes, uneven
-from landscape.data.memory import GrowingTensor
+from landscape.data.memory import GrowingTensor, ShapesDiffer
 from landscape.data.sample_reading import Request, are_class_numbers, listed_targets, read_item
 from landscape.data.sampling import number_of
 from landscape.data.structure import Nested, as_tensors, common_length, map_tensors, rows_of, tensors_in
 from landscape.options import first_line, listed
-
-
-class ShapesDiffer(ValueError):
-    """Samples of different shapes, which do not fit into one tensor."""
 
 
 def looks_batched(inputs: Nested, targets: Nested) -> bool:
@@ -186,11 +182,6 @@ def _plain(
         sizes.append(len(parts[0]))
         for part, kept in zip(parts, (inputs, targets), strict=True):
             left = None if wanted is None else wanted - kept.count
-            if kept.count and (part.shape[1:], part.dtype) != (kept.shape, kept.tensor.dtype):
-                raise ShapesDiffer(
-                    f"{request.name}: {what}: samples are {tuple(part.shape[1:])} {part.dtype}, the first "
-                    f"{tuple(kept.shape)} {kept.tensor.dtype}; make them equal"
-                )
             kept.append(part[:left], what=f"{request.name}: {what}")
         if wanted is not None and inputs.count >= wanted:
             break

@@ -143,6 +143,10 @@ def _container() -> int | None:
     return None
 
 
+class ShapesDiffer(ValueError):
+    """Samples of different shapes or types, which do not fit into one tensor."""
+
+
 class GrowingTensor:
     """A tensor of rows that arrive in blocks of one shape and dtype.
 
@@ -166,10 +170,11 @@ class GrowingTensor:
         """Add rows (B, ...).
 
         Raises:
-            ValueError: their shape or dtype differs from the first, or they do not fit into memory.
+            ShapesDiffer: their shape or dtype differs from the first.
+            TooLarge: they do not fit into memory.
         """
         if self.count and (block.shape[1:], block.dtype) != (self.shape, self._room.dtype):
-            raise ValueError(
+            raise ShapesDiffer(
                 f"{what or self._name}: samples are {tuple(block.shape[1:])} {block.dtype}, the first "
                 f"{tuple(self.shape)} {self._room.dtype}; make them equal"
             )
