@@ -4,6 +4,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -116,7 +117,6 @@ class CallersBatches(BatchSource):
 
     def __init__(self, batches: Sequence[tuple[Nested, Nested]]) -> None:
         self.batches = batches
-        self._digest = ""
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -124,16 +124,9 @@ class CallersBatches(BatchSource):
     def __getitem__(self, index: Any) -> Any:
         return self.batches[index]
 
-    @property
-    def sha256(self) -> str:
+    @cached_property
+    def sha256(self) -> str:  # type: ignore[override]
         """SHA-256 of all tensors. Raises ValueError: the batches are others when they are read again."""
-        self._digest = self._digest or self._read_twice()
-        return self._digest
-
-    def forget_sha256(self) -> None:
-        self._digest = ""
-
-    def _read_twice(self) -> str:
         digests = {
             state_dict_sha256({f"{i}/{path}": t for i in range(len(self)) for path, t in named_tensors(self[i])})
             for _ in range(2)
@@ -144,6 +137,9 @@ class CallersBatches(BatchSource):
                 "time; materialise it once with list(...)"
             )
         return digests.pop()
+
+    def forget_sha256(self) -> None:
+        vars(self).pop("sha256", None)
 
 
 @dataclass(frozen=True, eq=False)
