@@ -47,9 +47,7 @@ def with_class_numbers(data: Images | BatchList) -> Images | BatchList:
     if isinstance(data, Images):
         return replace(data, targets=data.targets.long()) if binary(data.targets) else data
     pairs = [(inputs, targets.long() if binary(targets) else targets) for inputs, targets in data.pairs]
-    return (
-        replace(data, pairs=pairs, classes=data.classes) if any(binary(targets) for _, targets in data.pairs) else data
-    )
+    return replace(data, pairs=pairs) if any(binary(targets) for _, targets in data.pairs) else data
 
 
 def with_unlabelled(data: Images | BatchList, ignored: int, *, keep: bool = False) -> Images | BatchList:
@@ -68,7 +66,7 @@ def with_unlabelled(data: Images | BatchList, ignored: int, *, keep: bool = Fals
         return data
     targets = _marked(targets, ignored)
     data = replace(data, targets=targets, classes=int(targets.max()) + 1, counted=True)
-    labelled = (targets >= 0).flatten(1).any(dim=1)
+    labelled = _has_label(targets)
     count = int(labelled.sum())
     if not count:
         raise ValueError(
@@ -114,8 +112,9 @@ def _of_batches(data: BatchList, ignored: int, *, keep: bool) -> BatchList:
 
 def _has_label(targets: Any) -> Tensor:
     """Which images have a labelled pixel, (N,); all of those with other targets than masks."""
-    known = (targets >= 0).flatten(1).any(dim=1) if are_masks(targets) else None
-    return torch.ones(len(targets), dtype=torch.bool) if known is None else known
+    if not are_masks(targets):
+        return torch.ones(len(targets), dtype=torch.bool)
+    return (targets >= 0).flatten(1).any(dim=1)
 
 
 PICTURES = ("images", "frames")
@@ -147,31 +146,28 @@ def load(name: str, *, split: sampling.Split, samples: sampling.Samples, ordered
     pictures, masks = _parts(place) or ([], [])
     if not pictures:
         raise FileNotFoundError(f"{place} holds no pictures; expected {place}/{PICTURES[0]}/*.png (or jpg, webp, bmp)")
-    own = place == Path(name).expanduser()
-    if not masks:
+    if masks:
+        by_stem = {mask.stem: mask for mask in masks}
+        if not ordered:
+            pictures = [picture for picture in pictures if picture.stem in by_stem]
+        if not any(picture.stem in by_stem for picture in pictures):
+            stem = masks[0].stem
+            raise ValueError(f"no mask of {masks[0].parent} has the name of a picture ({stem}); name them alike")
+        count = sampling.number_of(samples, len(pictures))
+        rows = np.arange(count) if ordered else sampling.shuffled(len(pictures))[:count]
+    else:
         labels = _labels(place / LABELS, len(pictures))
         rows = sampling.subset(labels, samples, ordered=ordered)
-        inputs = _decoded(name, [pictures[row] for row in rows])
-        targets = torch.from_numpy(labels[rows])
-        classes = number_of_classes(targets)
-        side = square_side(inputs)
-        return Images(
-            inputs, targets, name, classes, side, IMAGENET_MEAN, IMAGENET_STD,
-            counted=True, one_part=own, available=len(labels),
-        )  # fmt: skip
-    by_stem = {mask.stem: mask for mask in masks}
-    if not ordered:
-        pictures = [picture for picture in pictures if picture.stem in by_stem]
-    if not any(picture.stem in by_stem for picture in pictures):
-        raise ValueError(f"no mask of {masks[0].parent} has the name of a picture ({masks[0].stem}); name them alike")
-    count = sampling.number_of(samples, len(pictures))
-    rows = np.arange(count) if ordered else sampling.shuffled(len(pictures))[:count]
     chosen = [pictures[row] for row in rows]
     inputs = _decoded(name, chosen)
-    targets = _masks(name, [by_stem.get(picture.stem) for picture in chosen], inputs)
+    targets = (
+        _masks(name, [by_stem.get(picture.stem) for picture in chosen], inputs)
+        if masks
+        else torch.from_numpy(labels[rows])
+    )
     return Images(
-        inputs, targets, name, int(targets.max()) + 1, square_side(inputs), IMAGENET_MEAN, IMAGENET_STD,
-        counted=True, one_part=own, available=len(pictures),
+        inputs, targets, name, number_of_classes(targets), square_side(inputs), IMAGENET_MEAN, IMAGENET_STD,
+        counted=True, one_part=place == Path(name).expanduser(), available=len(pictures),
     )  # fmt: skip
 
 
