@@ -96,9 +96,7 @@ def test_logistic_regression_is_stored_with_its_convergence() -> None:
     fit, targets = x.inputs.mean((2, 3)), torch.nn.functional.one_hot(x.targets).double()
     held_out = torch.zeros(100, dtype=torch.bool)
     held_out[torch.from_numpy(shuffled(100)[:20])] = True
-    probe, penalty, accuracy = fit_with_best_penalty(
-        fit, targets, held_out, fit=linear_classifier.logistic, penalties=linear_classifier.LOGISTIC_PENALTIES
-    )
+    probe, penalty, accuracy = fit_with_best_penalty(fit, targets, held_out, "lbfgs")
     assert subject.images is not None
     right = probe.scores(subject.images.inputs.mean((2, 3))).argmax(1) == subject.images.targets
     assert found["accuracy"][0] == right.double().mean()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from landscape.subject.subject import Subject
 
 PENALTIES = tuple(10.0 ** (k / 2) for k in range(-12, 7))  # 1e-6 to 1e3, of features with unit variance
 LOGISTIC_PENALTIES = tuple(10.0**k for k in range(-6, 2))
+Solver = Literal["ridge", "lbfgs"]  # `ridge`, `logistic`
 TOLERANCE = 1e-6  # of the largest component of the gradient; scikit-learn's is 1e-4
 ITERATIONS = 1000
 HISTORY = 20
@@ -60,12 +61,7 @@ def standardised(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def fit_with_best_penalty(
-    features: Tensor,
-    targets: Tensor,
-    held_out: Tensor,
-    *,
-    fit: Callable[[Tensor, Tensor, tuple[float, ...]], list[Linear]] = ridge,
-    penalties: tuple[float, ...] = PENALTIES,
+    features: Tensor, targets: Tensor, held_out: Tensor, solver: Solver = "ridge"
 ) -> tuple[Linear, float, float]:
     """Fit to all samples, with the penalty that has the best held-out accuracy when fitted to the other samples.
 
@@ -74,6 +70,7 @@ def fit_with_best_penalty(
     Returns:
         the classifier, its penalty, and the held-out accuracy of that penalty.
     """
+    fit, penalties = (ridge, PENALTIES) if solver == "ridge" else (logistic, LOGISTIC_PENALTIES)
     right = targets[held_out].argmax(dim=1)
     candidates = fit(features[~held_out], targets[~held_out], penalties)
     hits = (candidate.scores(features[held_out]).argmax(dim=1) == right for candidate in candidates)
@@ -189,8 +186,7 @@ def with_linear_classifier(subject: Subject, pool: str, samples: str) -> Readout
     x = features[-1].double()
     classes = subject.images.classes if subject.images is not None else targets.shape[1]
     targets = F.pad(targets, (0, max(0, classes - targets.shape[1])))
-    fit: dict[str, Any] = {"fit": logistic, "penalties": LOGISTIC_PENALTIES}
-    classifier, penalty, _ = fit_with_best_penalty(x, targets, held_out(len(x)), **fit)
+    classifier, penalty, _ = fit_with_best_penalty(x, targets, held_out(len(x)), "lbfgs")
     converted = [
         part.to(subject.device, subject.dtype)
         for part in (classifier.mean, classifier.scale, classifier.weight, classifier.bias)

@@ -124,13 +124,9 @@ class ProbeLinear(Probe):
         classes = max(targets.shape[1], wanted.shape[1])
         targets, wanted = (F.pad(shares, (0, classes - shares.shape[1])) for shares in (targets, wanted))
         x = features[i].double()
-        lbfgs = self.solver == "lbfgs"
-        solver: dict[str, Any] = (
-            {"fit": linear_classifier.logistic, "penalties": linear_classifier.LOGISTIC_PENALTIES} if lbfgs else {}
-        )
-        classifier, penalty, held_out_accuracy = fit_with_best_penalty(x, targets, held_out(len(x)), **solver)
+        classifier, penalty, held_out_accuracy = fit_with_best_penalty(x, targets, held_out(len(x)), self.solver)
         convergence: dict[str, float] = {}
-        if lbfgs:
+        if self.solver == "lbfgs":
             gradient = linear_classifier.gradient(classifier, x, targets, penalty)
             convergence = {"gradient": gradient, "converged": float(gradient <= linear_classifier.TOLERANCE)}
         hits, fitted = (
