@@ -16,7 +16,7 @@ LEAST_SAMPLES = 4  # of a mini-batch: the estimator divides by n (n - 3)
 
 
 def centred_kernel(features: Tensor) -> Tensor:
-    """The U-centred linear kernel of features (sample, ...), (n, n) float64 with a diagonal of zeros; n >= 4.
+    """The U-centred linear kernel of features (sample, ...), (n, n) float64 with a diagonal of zeros; NaN for n < 4.
 
     K - row mean - column mean + mean, the means without the diagonal (Szekely & Rizzo 2014). It is invariant to a shift
     of all samples: the mean of a few is subtracted first, so that no large numbers cancel. Products of features are in
@@ -24,6 +24,8 @@ def centred_kernel(features: Tensor) -> Tensor:
     """
     n, flat = len(features), features.detach().flatten(1)
     kernel = torch.zeros(n, n, dtype=torch.float64, device=features.device)
+    if n < LEAST_SAMPLES:
+        return kernel.fill_(torch.nan)
     parts = chunks(flat.T, CHUNK)  # (some features, all samples)
     kept = torch.empty_like(parts[0].T)  # once: the system clears new memory
     for columns in parts:
@@ -39,17 +41,13 @@ def centred_kernel(features: Tensor) -> Tensor:
 
 
 def hsic(one: Tensor, other: Tensor) -> Tensor:
-    """Unbiased HSIC of every two U-centred kernels, (layer, n, n), (other, n, n) to (layer, other); NaN for n < 4."""
+    """Unbiased HSIC of every two U-centred kernels, (layer, n, n), (other, n, n) to (layer, other)."""
     n = one.shape[-1]
-    if n < LEAST_SAMPLES:
-        return torch.full((len(one), len(other)), torch.nan, dtype=one.dtype, device=one.device)
     return one.flatten(1) @ other.flatten(1).T / (n * (n - 3))
 
 
 def hsic_of_itself(kernels: Tensor) -> Tensor:
     """Unbiased HSIC of every kernel with itself, (layer,)."""
     n = kernels.shape[-1]
-    if n < LEAST_SAMPLES:
-        return torch.full((len(kernels),), torch.nan, dtype=kernels.dtype, device=kernels.device)
     squares: Tensor = torch.linalg.vector_norm(kernels.flatten(1), dim=1).square()
     return squares / (n * (n - 3))

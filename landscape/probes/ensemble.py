@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from landscape.data.structure import logits_in
 from landscape.headline import Headline
-from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic
+from landscape.layers.cka import centred_kernel, hsic
 from landscape.options import OptionError, at_least, require
 from landscape.predictions import running_sums, timing
 from landscape.predictions.member_networks import MemberNetwork, member_networks, parse_snapshots
@@ -204,7 +204,7 @@ class Ensemble(Probe):
                 _refuse_other_classes(member, logits, sums[i], subject)
                 sums[i].add(logits)
                 whole = features and len(features[-1]) == len(logits)  # not a row per pixel
-                kernels[i].append(_kernel(features[-1] if whole else logits))
+                kernels[i].append(centred_kernel(features[-1] if whole else logits))
         rows = max(map(subject.samples, range(len(subject.batches))))
         for i in batches:
             yield _values(sums[i], torch.stack(kernels.pop(i)), rows)
@@ -272,12 +272,6 @@ def _scaled(data: Mapping[str, np.ndarray], done: np.ndarray) -> dict[str, np.nd
 def _total(scores: SampleScores) -> np.ndarray:
     total: np.ndarray = statistics.sums(scores).sum(axis=0)
     return total
-
-
-def _kernel(features: Tensor) -> Tensor:
-    if len(features) < LEAST_SAMPLES:
-        return torch.full((len(features), len(features)), torch.nan, dtype=torch.float64, device=features.device)
-    return centred_kernel(features)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -93,21 +94,26 @@ class Similarity(Probe):
         layers, others = selection.layers_of(subject, self.layers), selection.layers_of(other, self.layers)
         samples = subject.samples(i)
         counted = padding.Counted(subject, i)
-        own = _Kernels(layers, samples, counted, subject.device)
+
+        def unknown(count: int) -> Tensor:
+            return torch.full((count, samples, samples), torch.nan, dtype=torch.float64, device=subject.device)
+
+        def receive(kernels: Tensor, layers: Sequence[Layer], position: int, tensor: Tensor) -> None:
+            layer = layers[position]
+            features = padding.without_padding(layer.features(tensor), counted.of(layer))
+            kernels[position] = centred_kernel(features)
+
+        own = unknown(len(layers))
 
         def values() -> Values:
             theirs = own
             if other is not subject:
-                theirs = _Kernels(others, samples, counted, subject.device)
-                FeatureHooks(others, theirs.receive, lambda: {}).run(other, index)
-            sums = {
-                "hsic": hsic(own.kernels, theirs.kernels),
-                "hsic_layer": hsic_of_itself(own.kernels),
-                "hsic_other": hsic_of_itself(theirs.kernels),
-            }
+                theirs = unknown(len(others))
+                FeatureHooks(others, partial(receive, theirs, others), dict).run(other, index)
+            sums = {"hsic": hsic(own, theirs), "hsic_layer": hsic_of_itself(own), "hsic_other": hsic_of_itself(theirs)}
             return {"samples": samples, **transferred(sums)}
 
-        return FeatureHooks(layers, own.receive, values)
+        return FeatureHooks(layers, partial(receive, own, layers), values)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """The alignment over all finished mini-batches, and its jackknife standard error."""
@@ -138,21 +144,6 @@ class Similarity(Probe):
 @weights_cache.once_per_weights
 def _compared(subject: Subject, path: Path) -> Subject:
     return other_networks.with_checkpoint(subject, path)
-
-
-class _Kernels:
-    """Centred kernels of all layers, filled in during a forward pass."""
-
-    def __init__(self, layers: Sequence[Layer], samples: int, counted: padding.Counted, device: torch.device) -> None:
-        self._layers, self._counted = layers, counted
-        # NaN stays where the last mini-batch is too small for an estimate.
-        self.kernels = torch.full((len(layers), samples, samples), torch.nan, dtype=torch.float64, device=device)
-
-    def receive(self, position: int, tensor: Tensor) -> None:
-        if len(tensor) >= LEAST_SAMPLES:
-            layer = self._layers[position]
-            features = padding.without_padding(layer.features(tensor), self._counted.of(layer))
-            self.kernels[position] = centred_kernel(features)
 
 
 def _neighbours(cka: np.ndarray) -> np.ndarray:
