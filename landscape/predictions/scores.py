@@ -1,5 +1,6 @@
 """Logits of a classifier on its mini-batches, and scores of its probabilities, sample by sample."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,6 +78,12 @@ def logits_and_targets(subject: Subject, i: int) -> tuple[Tensor, Tensor]:
             f"probabilities are undefined; {why_not_finite(subject)}"
         )
     return logits, targets
+
+
+def padded(values: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
+    """Values followed by NaN along an axis, `length` in all: a mini-batch may have fewer samples than the largest."""
+    widths = [(0, length - size if k == axis else 0) for k, size in enumerate(values.shape)]
+    return np.pad(values, widths, constant_values=np.nan)
 
 
 PART = Quantity("wrong ones below 0.9, then by bin of confidence their number, confidence and right ones")

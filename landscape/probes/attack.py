@@ -10,6 +10,7 @@ from torch import Tensor
 
 from landscape.headline import HIGHER, LOWER, Headline
 from landscape.options import OptionError, at_least, counted, parse_choices, require
+from landscape.predictions.scores import padded
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, make_texts
 from landscape.statistics.means import means_by_name
 from landscape.subject import sample_statistics
@@ -149,11 +150,11 @@ class Attack(Probe):
                 each = torch.stack([loss_and_correctness_at(subject, batch, one) for one in found])
             after = torch.stack([each[:, 0].amax(dim=0), each[:, 1].amin(dim=0)]).cpu()
             loss, right = after
+            each_loss, each_right = padded(after.double().numpy(), most, 1)
             yield {
                 **sample_statistics.change(subject, batch, after), "accuracy_sum": right.sum().item(),
                 "accuracy_square_sum": right.square().sum().item(), "loss_sum": loss.sum().item(),
-                "loss_square_sum": loss.square().sum().item(), "sample_accuracy": _padded(right, most),
-                "sample_loss": _padded(loss, most),
+                "loss_square_sum": loss.square().sum().item(), "sample_accuracy": each_right, "sample_loss": each_loss,
             }  # fmt: skip
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
@@ -177,8 +178,3 @@ class Attack(Probe):
         size = f"steps of {self.step_size}" if self.step_size else f"steps of {STEP:g} eps / {self.steps}"
         pgd_words = f", PGD of {self.steps} {size}, {start}" if "pgd" in self.methods else ""
         return f"attacks on pixels in [0, 1]{pgd_words}"
-
-
-def _padded(values: Tensor, rows: int) -> np.ndarray:
-    """Values of the samples of a mini-batch, with NaN for those that it lacks to the largest one."""
-    return np.pad(values.double().numpy(), (0, rows - len(values)), constant_values=np.nan)

@@ -14,6 +14,7 @@ from landscape.predictions.scores import (
     class_targets,
     labelled,
     logits_and_targets,
+    padded,
     refuse_other_than_classifier,
     sample_scores,
 )
@@ -115,13 +116,8 @@ class Calibration(Probe):
                 if name in scaled:
                     values[f"sample_scaled_{name}"] = scaled[name]
                     scaled[name][in_fit(subject, self.seed, i)] = np.nan
-            padding = rows - len(targets)  # the last mini-batch may have fewer samples
-            padded: dict[str, Any] = {
-                name: np.pad(value, [(0, padding), *[(0, 0)] * (value.ndim - 1)], constant_values=np.nan)
-                for name, value in values.items()
-            }
             yield {
-                **padded,
+                **{name: padded(value, rows) for name, value in values.items()},
                 "fitted_temperature": fit.temperature.value,
                 "fitted_temperature_se": fit.temperature.error,
             }

@@ -16,7 +16,14 @@ from landscape.options import OptionError, at_least, require
 from landscape.predictions import running_sums, timing
 from landscape.predictions.member_networks import MemberNetwork, member_networks, parse_snapshots
 from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
-from landscape.predictions.scores import PART, class_targets, labelled, logits_and_targets, refuse_other_than_classifier
+from landscape.predictions.scores import (
+    PART,
+    class_targets,
+    labelled,
+    logits_and_targets,
+    padded,
+    refuse_other_than_classifier,
+)
 from landscape.predictions.temperature import INVERSE, MOMENTS, TemperatureFit, in_fit
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics import calibration as statistics
@@ -246,13 +253,9 @@ def _values(sums: RunningSums, kernels: Tensor, rows: int) -> dict[str, Any]:
         "sample_disagreement": differing.sum(axis=(0, 1)) / (m * (m - 1)),
         "sample_divergence": sums.divergence(),
     }
-    padded: dict[str, Any] = {}
-    for name, value in values.items():
-        before = [(0, 0)] * min(1, value.ndim - 1)  # the axis of sizes
-        widths = [*before, (0, rows - samples), *[(0, 0)] * (value.ndim - 1 - len(before))]
-        padded[name] = np.pad(value, widths, constant_values=np.nan)
     return {
-        **padded, "samples": samples, "held_out": sums.held_out,
+        **{name: padded(value, rows, min(1, value.ndim - 1)) for name, value in values.items()},  # after that of sizes
+        "samples": samples, "held_out": sums.held_out,
         "order_sums": np.stack([[totals[subset] for subset in row] for row in sums.subsets]),
         "member_sums": np.stack([_total(scores) for scores in sums.member_scores]), "differing": differing.sum(axis=2),
         "temperature_sums": np.stack(sums.temperature_sums), "hsic": hsic(kernels, kernels).cpu().numpy(),

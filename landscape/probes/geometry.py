@@ -11,6 +11,7 @@ from torch import Tensor
 from landscape.headline import Headline
 from landscape.layers import forward_hooks, layer_patterns, padding, pooled_features, selection
 from landscape.options import at_least, one_of
+from landscape.predictions.scores import padded
 from landscape.probe import Plan, Probe, Quantity, Values
 from landscape.statistics import neural_collapse, stored
 from landscape.statistics.feature_dimension import (
@@ -161,7 +162,7 @@ class Geometry(Probe):
             classes = _classes(subject.batches[i][1])
             if classes is not None:
                 tensors["target"] = classes[:count].to(rows.device, dtype)  # exact: class numbers are small
-            arrays = {name: _padded(array, max(kept)) for name, array in forward_hooks.transferred(tensors).items()}
+            arrays = {name: padded(array, max(kept)) for name, array in forward_hooks.transferred(tensors).items()}
             return {"samples": count, **arrays}
 
         return forward_hooks.FeatureHooks(places.layers, on_features, values, on_maps=on_maps, in_parts=means)
@@ -288,13 +289,6 @@ def _measures(
     estimates = effective_rank(centred, product), participation_ratio(centred, product), two_nn(centred)
     found = dict(zip(DIMENSIONS, estimates, strict=True))
     return found if labels is None else found | neural_collapse.collapse(x, labels, decisions, weight)
-
-
-def _padded(rows: np.ndarray, length: int) -> np.ndarray:
-    """Rows followed by NaN, `length` in all."""
-    padded = np.full((length, *rows.shape[1:]), np.nan, rows.dtype)
-    padded[: len(rows)] = rows
-    return padded
 
 
 def _classes(targets: Any) -> Tensor | None:

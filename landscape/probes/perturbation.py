@@ -15,6 +15,7 @@ from landscape.data.preprocessing import resized
 from landscape.data.structure import logits_in
 from landscape.headline import Headline
 from landscape.options import OptionError, did_you_mean, require
+from landscape.predictions.scores import padded
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.statistics.means import means_by_name
 from landscape.subject import sample_statistics, weights_cache
@@ -130,10 +131,7 @@ class Perturbation(Probe):
             "samples": count,
             **sums,
             **squares,
-            **{
-                f"{name}_at_sum": np.pad(values.sum(1).numpy(), (0, longest - len(values)), constant_values=np.nan)
-                for name, values in per_frame.items()
-            },
+            **{f"{name}_at_sum": padded(values.sum(1).numpy(), longest) for name, values in per_frame.items()},
         }
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:

@@ -14,6 +14,7 @@ from landscape.layers import forward_hooks, layer_patterns
 from landscape.layers.attention_statistics import AXES, attended_layers, on_principal_axes, tokens_around
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.options import at_least, one_of, parse_numbers, require
+from landscape.predictions.scores import padded
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.statistics import means, stored
 from landscape.subject import pixels, weights_cache
@@ -94,18 +95,16 @@ class Tokens(Probe):
         layer = self._layers(subject)[i]
         if self.method == "principal":
             found = dict(on_principal_axes(*tokens_around(subject, layer, self.images)))
-            placed = found["stream_position"]
-            position = np.full((*placed.shape[:2], self._widest(subject), AXES), np.nan)
-            position[:, :, : placed.shape[2]] = placed
-            return {**found, "stream_position": position}
+            return {**found, "stream_position": padded(found["stream_position"], self._widest(subject), 2)}
         tokens = _tokens(subject, self.layers, self.images)[layer.name]  # (image, token, channel)
-        position = np.full((self.images, self._widest(subject), 2), np.nan)
         if (tokens == tokens[:1, :1]).all():  # which have no embedding
-            return {"position": position, "divergence": np.nan}
+            return {"position": np.full((self.images, self._widest(subject), 2), np.nan), "divergence": np.nan}
         embedding = _tsne()(perplexity=self.perplexity, init="pca", random_state=self.seed % 2**32)
         placed = embedding.fit_transform(tokens.reshape(-1, tokens.shape[-1])).reshape(*tokens.shape[:2], 2)
-        position[:, : placed.shape[1]] = placed
-        return {"position": position, "divergence": float(embedding.kl_divergence_)}
+        return {
+            "position": padded(placed.astype(float), self._widest(subject), 1),
+            "divergence": float(embedding.kl_divergence_),
+        }
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """The common displacement, mean over images."""
