@@ -117,20 +117,15 @@ class Perturbation(Probe):
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         which, batch = unit.index
-        folder, names = self._folder(subject), self._names(subject)
-        rows = rows_of(subject) if folder else None
-        first, count = sample_statistics.first_row(subject, batch), subject.samples(batch)
-        sequence = self._sequence(subject, names[which], first, count, rows)
-        same, entropies, right = _along(subject, batch, sequence)
+        names, count = self._names(subject), subject.samples(batch)
+        sequence = self._sequence(subject, names[which], sample_statistics.first_row(subject, batch), count)
         longest = max(self._frames(subject, name) for name in names)
-        per_image = {"consistency": same.mean(0), "cross_entropy": entropies.mean(0), "accuracy": right.mean(0)}
-        sums = {f"{name}_sum": values.sum().item() for name, values in per_image.items()}
-        squares = {f"{name}_square_sum": values.square().sum().item() for name, values in per_image.items()}
-        per_frame = {"consistency": same, "cross_entropy": entropies, "accuracy": right}
+        per_frame = _along(subject, batch, sequence)
+        per_image = {name: values.mean(0) for name, values in per_frame.items()}
         return {
             "samples": count,
-            **sums,
-            **squares,
+            **{f"{name}_sum": values.sum().item() for name, values in per_image.items()},
+            **{f"{name}_square_sum": values.square().sum().item() for name, values in per_image.items()},
             **{f"{name}_at_sum": padded(values.sum(1).numpy(), longest) for name, values in per_frame.items()},
         }
 
@@ -178,24 +173,24 @@ class Perturbation(Probe):
         return tuple(names)
 
     def _frames(self, subject: Subject, name: str) -> int:
-        folder = self._folder(subject)
-        array = perturbations.opened(folder, name, images_in_split(subject)) if folder else None
-        return perturbations.FRAMES[name] if array is None else int(array.shape[1])
+        if (folder := self._folder(subject)) is None:
+            return perturbations.FRAMES[name]
+        return int(perturbations.opened(folder, name, images_in_split(subject)).shape[1])
 
-    def _sequence(self, subject: Subject, name: str, first: int, count: int, rows: np.ndarray | None) -> Tensor:
+    def _sequence(self, subject: Subject, name: str, first: int, count: int) -> Tensor:
         """Sequences of consecutive samples, (count, frames, 3, H, W) uint8."""
         clean, folder = images_of(subject, WHAT), self._folder(subject)
-        if folder is None or rows is None:
+        if folder is None:
             return perturbations.generated(clean.inputs[first : first + count].cpu(), name, self.seed, first=first)
-        array = perturbations.opened(folder, name, images_in_split(subject))
+        array, rows = perturbations.opened(folder, name, images_in_split(subject)), rows_of(subject)
         pixels = np.stack([array[row] for row in rows[first : first + count]]).transpose(0, 1, 4, 2, 3)
         frames = torch.from_numpy(np.ascontiguousarray(pixels))
         sized = resized(Images(frames.flatten(0, 1), torch.empty(0), name, 0, frames.shape[-1]), clean.size or None)
         return sized.inputs.view(*frames.shape[:2], *sized.inputs.shape[1:])
 
 
-def _along(subject: Subject, batch: int, sequence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Agreement and cross-entropy of neighbouring frames (frames - 1, N), correctness (frames, N), on the CPU."""
+def _along(subject: Subject, batch: int, sequence: Tensor) -> dict[str, Tensor]:
+    """`SCORES` of neighbouring frames (frames - 1, N), the accuracy of every one (frames, N), on the CPU."""
     inputs, targets = subject.batch(batch)
     clean = images_of(subject, WHAT)
     with subject.evaluating():
@@ -209,9 +204,8 @@ def _along(subject: Subject, batch: int, sequence: Tensor) -> tuple[Tensor, Tens
         same = (predicted[1:] == predicted[:-1]).double()
         terms = torch.where(probabilities[1:] > 0, probabilities[1:] * logarithms[:-1], 0.0)
         right = (predicted == targets).double()
-    steps, frames = len(same), len(right)
     found = torch.cat([same, -terms.sum(dim=2), right]).cpu()  # one transfer
-    return found[:steps], found[steps : 2 * steps], found[2 * steps : 2 * steps + frames]
+    return dict(zip(SCORES, found.split([len(same), len(same), len(right)]), strict=True))
 
 
 def _normalised(subject: Subject, clean: Images, frame: Tensor) -> Tensor:
