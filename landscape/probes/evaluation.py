@@ -1,7 +1,7 @@
 """Store the metrics of a classifier as a result, for `landscape reproduce`; `landscape evaluate` only prints them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,11 +13,11 @@ from landscape.subject.loading.checks import refuse_stochastic
 from landscape.subject.subject import Subject
 
 METRICS = {
-    "loss": Quantity("cross-entropy", "nats", bounds="positive"),
-    "accuracy": Quantity("share of right classes", bounds="share"),
-    "top5": Quantity("share with the right class among the first five", bounds="share"),
-    "brier": Quantity("Brier score"),
-    "ece": Quantity("expected calibration error"),
+    "loss": Quantity("cross-entropy", "nats", bounds="positive", error="samples"),
+    "accuracy": Quantity("share of right classes", bounds="share", error="samples"),
+    "top5": Quantity("share with the right class among the first five", bounds="share", error="samples"),
+    "brier": Quantity("Brier score", error="samples"),
+    "ece": Quantity("expected calibration error", error="samples"),
 }
 
 
@@ -39,10 +39,9 @@ class Evaluation(Probe):
     def plan(self, subject: Subject) -> Plan:
         if self.passes == 1:
             refuse_stochastic(subject)
-        metrics = {name: replace(metric, error="samples") for name, metric in METRICS.items()}
         return Plan(
             over={"passes": np.array([self.passes])},
-            quantities={"samples": Quantity("samples"), **metrics},
+            quantities={"samples": Quantity("samples"), **METRICS},
             about={"passes": Quantity("passes whose probabilities are averaged")},
         )
 
