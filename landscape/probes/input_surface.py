@@ -173,7 +173,8 @@ class InputSurface(Probe):
         losses = losses_of(subject, batch)
         if name == "random":
             first = sample_statistics.first_row(subject, batch)
-            drawn = [_standard_normal(pixels.shape[1:], derived_seed(self.seed, first + i)) for i in range(len(pixels))]
+            seeds = (derived_seed(self.seed, first + row) for row in range(len(pixels)))
+            drawn = [torch.randn(pixels.shape[1:], generator=torch.Generator().manual_seed(seed)) for seed in seeds]
             return torch.stack(drawn).to(pixels)
         if name == "pgd":
             (eps,) = parse_pixels("eps", self.eps)
@@ -213,10 +214,6 @@ def _of_means(meaning: Meaning, prefix: str, dims: tuple[str, ...]) -> dict[str,
         f"{prefix}rise": Quantity("loss minus that of the intact images", meaning.units, dims, error="images, paired"),
         f"{prefix}accuracy": meaning.of_accuracy("accuracy", dims, bounds="share"),
     }
-
-
-def _standard_normal(shape: Sequence[int], seed: int) -> Tensor:
-    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
 
 
 def _scaled(direction: Tensor) -> Tensor:
