@@ -20,11 +20,8 @@ from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.subject import Subject
 
 INPUTS = {"gaussian": "i.i.d. Gaussian input", "data": "the data"}
-TERMS = (
-    "sum",
-    "square_sum",
-    "cross_sum",
-)  # of the products with the centre: their sum, that of squares, and with its own
+TERMS = ("sum", "square_sum", "cross_sum")  # of products with the centre: their sum, that of squares, with its own
+KEYS = tuple(f"{what}_{term}" for what in ("covariance", "neighbours") for term in TERMS)
 
 
 @dataclass(frozen=True)
@@ -105,6 +102,10 @@ class Uncertainty(Probe):
         spreads = [_Spread(subject.members > 1) for _ in layers]
         found: dict[str, dict[int, Tensor]] = {name: {} for name in INPUTS}
         inputs, _ = subject.batch(i)
+
+        def on_noise(position: int, tensor: Tensor) -> None:
+            found["gaussian"][position] = _products(layers[position].maps(tensor), self.reach)
+
         for member in range(max(subject.members, 1)):
             index = (i, member) if subject.members else (i,)
 
@@ -117,7 +118,7 @@ class Uncertainty(Probe):
             forward_hooks.FeatureHooks(layers, on_features, dict).run(subject, index)
             if member == 0:
                 noise = with_inputs(inputs, _gaussian(unpositioned(inputs), subject.seed, i))
-                self._noise_hooks(layers, found["gaussian"]).run(subject, index, noise)
+                forward_hooks.FeatureHooks(layers, on_noise, dict).run(subject, index, noise)
         values: dict[str, Any] = {"samples": subject.samples(i)}
         per_image = [spread.per_image() for spread in spreads]
         for name in per_image[0]:
@@ -134,12 +135,6 @@ class Uncertainty(Probe):
             raise ValueError("every map of this model is a single position, which has no spread; give larger images")
         return layers
 
-    def _noise_hooks(self, layers: list[Layer], found: dict[int, Tensor]) -> forward_hooks.FeatureHooks:
-        def on_features(position: int, tensor: Tensor) -> None:
-            found[position] = _products(layers[position].maps(tensor), self.reach)
-
-        return forward_hooks.FeatureHooks(layers, on_features, dict)
-
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished images, ratios of sums, and their standard errors (of a ratio, to first order)."""
         found: dict[str, np.ndarray] = {}
@@ -153,7 +148,7 @@ class Uncertainty(Probe):
         done, still = data["done"] == 1, []
         n = data["samples"][done].sum()
         for name in INPUTS:
-            sums = {key: data[f"{name}_{key}"][done].sum(axis=0) for key in _keys()}
+            sums = {key: data[f"{name}_{key}"][done].sum(axis=0) for key in KEYS}
             own, own_square = (sums[f"covariance_{term}"][:, self.reach, self.reach] for term in TERMS[:2])
             for what in ("covariance", "neighbours"):
                 total, square, cross = (sums[f"{what}_{term}"] for term in TERMS)
@@ -169,10 +164,6 @@ class Uncertainty(Probe):
                     (f"{name}_{what}", layer, "the centre of its map is zero") for layer in data["name"][own == 0]
                 ]
         return found | unmeasured(still)
-
-
-def _keys() -> list[str]:
-    return [f"{what}_{term}" for what in ("covariance", "neighbours") for term in TERMS]
 
 
 class _Spread:
