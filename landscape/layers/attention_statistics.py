@@ -110,14 +110,17 @@ def head_cosine(maps: Tensor) -> Tensor:
     From |sum_h u_h|^2 = heads + the sum over pairs of distinct heads, u_h the attention of a query at unit length.
     """
     heads, queries = maps.shape[1], maps.shape[2]
-    if heads < 2:
-        return torch.full((len(maps),), torch.nan, dtype=torch.float64, device=maps.device)
     length = torch.linalg.vector_norm(maps, dim=-1)  # (row, head, query)
     total = torch.zeros_like(maps[:, 0])
     for head in range(heads):
         total.addcdiv_(maps[:, head], length[:, head, :, None])
     square = total.double().square().sum(dim=(-2, -1)) / queries
-    return (square - heads) / (heads * (heads - 1))
+    return _over_pairs(square - heads, heads)
+
+
+def _over_pairs(total: Tensor, count: int) -> Tensor:
+    """The mean of a sum over ordered pairs of distinct ones; NaN for a single one."""
+    return total / (count * (count - 1)) if count > 1 else torch.full_like(total, torch.nan)
 
 
 def head_feature_cosine(outputs: Tensor) -> Tensor:
@@ -125,23 +128,16 @@ def head_feature_cosine(outputs: Tensor) -> Tensor:
 
     (row,) float64; NaN for one head. The cosine with an output of zeros is 0.
     """
-    heads = outputs.shape[1]
-    if heads < 2:
-        return torch.full((len(outputs),), torch.nan, dtype=torch.float64, device=outputs.device)
     units = torch.nn.functional.normalize(outputs, dim=-1)
     total = units.sum(dim=1, dtype=torch.float64).square().sum(dim=-1)  # (row, query)
     own = torch.linalg.vector_norm(units, dim=-1, dtype=torch.float64).square().sum(dim=1)
-    mean: Tensor = (total - own).mean(dim=-1) / (heads * (heads - 1))
-    return mean
+    return _over_pairs((total - own).mean(dim=-1), outputs.shape[1])
 
 
 def token_cosine(tokens: Tensor) -> Tensor:
     """Cosine similarity of every two tokens (image, token, channel), mean over pairs, (image,) float64; NaN for one."""
-    count = tokens.shape[1]
-    if count < 2:
-        return torch.full((len(tokens),), torch.nan, dtype=torch.float64, device=tokens.device)
     total = torch.nn.functional.normalize(tokens, dim=-1).sum(dim=1, dtype=torch.float64)
-    return (total.square().sum(dim=-1) - count) / (count * (count - 1))
+    return _over_pairs(total.square().sum(dim=-1) - tokens.shape[1], tokens.shape[1])
 
 
 def depth_cosine(tokens: Tensor, before: Tensor) -> Tensor:
@@ -167,14 +163,9 @@ def attended_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
     return found
 
 
+@weights_cache.once_per_weights
 def tokens_around(subject: Subject, layer: Layer, images: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of the first images in the residual stream before and after a layer's branch, (image, token, channel)."""
-    return _tokens_around(subject, (layer,), images)
-
-
-@weights_cache.once_per_weights
-def _tokens_around(subject: Subject, layers: tuple[Layer, ...], images: int) -> tuple[np.ndarray, np.ndarray]:
-    (layer,) = layers
     assert layer.branch is not None
     before = replace(layer, tap=replace(layer.branch.leaves[0], side="input"))  # what the branch's first module reads
     found: dict[int, np.ndarray] = {}
