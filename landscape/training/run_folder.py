@@ -83,8 +83,8 @@ def half_precision(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def refuse_another_run(folder: Path, identity: RunIdentity) -> None:
-    """Raise an `AnotherRun` that names what differs, unless the folder is empty or holds this very run."""
+def is_finished(folder: Path, identity: RunIdentity) -> bool:
+    """Whether the folder holds this very run, finished. Raises AnotherRun: it holds another; names what differs."""
     here = _flat(asdict(identity))
     for recorded in _recorded(folder):
         there = _flat(asdict(recorded))
@@ -94,6 +94,7 @@ def refuse_another_run(folder: Path, identity: RunIdentity) -> None:
                 f"{name} {there.get(name)} in the folder, {here.get(name)} requested" for name in differing[:3]
             )
             raise AnotherRun(f"{folder} holds another run ({shown}); give this one another --out")
+    return (folder / FINAL).exists()
 
 
 def recorded_memory_format(folder: Path) -> str | None:

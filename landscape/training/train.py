@@ -111,10 +111,11 @@ def train(
         _check_training_set(images, data, recipe, processes)
         recipe, arguments = _resolved(recipe, out, model, model_args or {}, images, processes)
         identity = RunIdentity(model, arguments, _about(data, images), _settings(recipe, fraction, smoothing), seed)
-        if not processes.on_main_process(lambda: _is_finished(out, identity)):
+        if not processes.on_main_process(lambda: run_folder.is_finished(out, identity)):
             stack.enter_context(kept_rng(place))
             network, tested = _network(identity, recipe, images, smoothing), Batches(tests.to(place), recipe.batch_size)
             trainer = updates.Trainer.of(network, images.to(place), recipe, seed=seed, processes=processes)
+            stack.enter_context(fixed_threads(recipe.batch_size // processes.size, network))  # also when it is resumed
             _train(_Run(trainer, tested, identity, out, snapshots, snapshot_dtype, snapshot_optimizer, monitor), report)
         processes.on_main_process(lambda: run_folder.tidy(out))  # here too after a kill between the last two writes
     return out / FINAL
@@ -129,12 +130,6 @@ def _network(identity: RunIdentity, recipe: Recipe, images: Images, smoothing: S
             raise OptionError("--smooth blurs the maps of a network's stages, --objective mim trains a ViT; drop one")
         insert(network, smoothing, torch.zeros(2, *images.inputs.shape[1:]))
     return network
-
-
-def _is_finished(folder: Path, identity: RunIdentity) -> bool:
-    """Whether the folder holds the finished run; raises a ValueError if it holds another one."""
-    run_folder.refuse_another_run(folder, identity)
-    return (folder / FINAL).exists()
 
 
 def _settings(recipe: Recipe, fraction: float, smoothing: SmoothingOptions | None) -> dict[str, Any]:
@@ -217,13 +212,6 @@ class _Run:
 
 
 def _train(run: _Run, report: Report | None) -> None:
-    """Train with the same number of threads whenever the run is resumed."""
-    samples = run.trainer.recipe.batch_size // run.trainer.processes.size
-    with fixed_threads(samples, run.trainer.network):
-        _train_remaining_epochs(run, report)
-
-
-def _train_remaining_epochs(run: _Run, report: Report | None) -> None:
     """Train the remaining epochs. A snapshot that was written before a kill would be the same again, and is skipped."""
     on_main_process = run.trainer.processes.on_main_process
     state = on_main_process(lambda: run_folder.read_state(run.out))
