@@ -327,7 +327,7 @@ def content(folder: Path, corruption: str, severities: Sequence[int], samples: S
 def _array(folder: Path, stem: str, name: str) -> Any:
     path = folder / f"{stem}.npy"
     if not path.is_file():
-        there = sorted(found.stem for found in folder.glob("*.npy") if found.stem != "labels")
+        there = names_in(folder)
         known = f"there are {', '.join(there)}" if there else "the folder is missing or empty"
         raise FileNotFoundError(
             f"--data {name}: there is no {path} ({known}); "
