@@ -215,7 +215,7 @@ def test_scores_of_single_classes_equal_those_of_a_classifier() -> None:
     logs = model(inputs).log_softmax(1).detach()
     found = summary(sample_scores(logs[:, None], targets[:, None]))  # a row per sample
     for name, key in (("nll", "loss"), ("accuracy", "accuracy"), ("top5", "top5"), ("brier", "brier"), ("ece", "ece")):
-        assert found[name] == pytest.approx(getattr(wanted, key)), name
+        assert found[name] == pytest.approx(wanted[key]), name
     assert found["frequency_90"] == pytest.approx((logs.exp().amax(1) > 0.9).double().mean().item())
 
 

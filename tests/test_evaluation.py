@@ -48,10 +48,10 @@ def test_loss_accuracy_top5_and_brier_equal_numpy() -> None:
     ranks = (logits > logits[rows, targets][:, None]).sum(axis=1)
     brier = ((softmax(logits, axis=1) - np.eye(7)[targets]) ** 2).sum(axis=1)
     found = evaluate(nn.Identity(), data)
-    assert found.samples == 203
+    assert found["samples"] == 203
     for name, values in {"loss": losses, "accuracy": ranks < 1, "top5": ranks < 5, "brier": brier}.items():
-        assert getattr(found, name) == pytest.approx(values.mean(), rel=1e-12)
-        assert getattr(found, f"{name}_se") == pytest.approx(values.std(ddof=1) / math.sqrt(203), rel=1e-12)
+        assert found[name] == pytest.approx(values.mean(), rel=1e-12)
+        assert found[f"{name}_se"] == pytest.approx(values.std(ddof=1) / math.sqrt(203), rel=1e-12)
 
 
 def test_calibration_error_equals_a_histogram_of_gaps() -> None:
@@ -59,7 +59,7 @@ def test_calibration_error_equals_a_histogram_of_gaps() -> None:
     logits, targets = (torch.cat(parts).numpy() for parts in zip(*data, strict=True))
     confidence = softmax(logits.astype(np.float64), axis=1).max(axis=1)
     gaps, _ = np.histogram(confidence, 10, (0, 1), weights=confidence - (logits.argmax(axis=1) == targets))
-    assert evaluate(nn.Identity(), data).ece == pytest.approx(np.abs(gaps).sum() / 203, rel=1e-12)
+    assert evaluate(nn.Identity(), data)["ece"] == pytest.approx(np.abs(gaps).sum() / 203, rel=1e-12)
 
 
 TIED = np.array([0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1 - 1e-12])  # shares at the edges of the bins of confidence
@@ -93,14 +93,14 @@ def as_stored(subject: Subject) -> dict[str, np.ndarray]:
 
 def test_the_batch_size_and_the_name_of_the_logits_have_no_effect() -> None:
     whole, parts = evaluate(nn.Identity(), batches(size=203)), evaluate(nn.Identity(), batches(size=10))
-    assert whole.loss == pytest.approx(parts.loss, rel=1e-14)
-    assert whole.ece == pytest.approx(parts.ece, rel=1e-14)
+    assert whole["loss"] == pytest.approx(parts["loss"], rel=1e-14)
+    assert whole["ece"] == pytest.approx(parts["ece"], rel=1e-14)
     assert evaluate(Wrapped(), batches()) == evaluate(nn.Identity(), batches())
 
 
 def test_it_runs_in_eval_mode_and_restores_the_mode_of_every_module() -> None:
     model = nn.Sequential(nn.Dropout(0.9), nn.Dropout(0.9).eval())
-    assert evaluate(model, batches()).loss == evaluate(nn.Identity(), batches()).loss
+    assert evaluate(model, batches())["loss"] == evaluate(nn.Identity(), batches())["loss"]
     with pytest.raises(ValueError, match="expected classes"):
         evaluate(model, [(torch.zeros(2, 3), torch.zeros(2, 5))])
     assert [module.training for module in model.modules()] == [True, True, False]
@@ -108,9 +108,9 @@ def test_it_runs_in_eval_mode_and_restores_the_mode_of_every_module() -> None:
 
 def test_one_sample_has_no_standard_error_and_top5_of_three_classes_is_certain() -> None:
     found = evaluate(nn.Identity(), batches(count=1))
-    assert math.isfinite(found.loss)
-    assert math.isnan(found.loss_se)
-    assert evaluate(nn.Identity(), batches(classes=3)).top5 == 1.0
+    assert math.isfinite(found["loss"])
+    assert math.isnan(found["loss_se"])
+    assert evaluate(nn.Identity(), batches(classes=3))["top5"] == 1.0
 
 
 class Wrapped(nn.Module):
@@ -124,9 +124,9 @@ def test_soft_targets_count_by_their_largest_class() -> None:
     soft = [(x, 0.9 * nn.functional.one_hot(y, 7) + 0.1 / 7) for x, y in batches()]
     found, hard = evaluate(nn.Identity(), soft), evaluate(nn.Identity(), batches())
     logits, shares = (torch.cat(parts).double() for parts in zip(*soft, strict=True))
-    assert found.loss == pytest.approx(-(shares * logits.log_softmax(1)).sum(1).mean().item(), rel=1e-6)
-    assert found.brier == pytest.approx((logits.softmax(1) - shares).square().sum(1).mean().item(), rel=1e-6)
-    assert (found.accuracy, found.top5, found.ece) == (hard.accuracy, hard.top5, hard.ece)
+    assert found["loss"] == pytest.approx(-(shares * logits.log_softmax(1)).sum(1).mean().item(), rel=1e-6)
+    assert found["brier"] == pytest.approx((logits.softmax(1) - shares).square().sum(1).mean().item(), rel=1e-6)
+    assert (found["accuracy"], found["top5"], found["ece"]) == (hard["accuracy"], hard["top5"], hard["ece"])
 
 
 def test_no_batches_and_targets_that_are_not_classes_are_refused() -> None:
@@ -158,9 +158,9 @@ def test_probabilities_of_several_passes_are_averaged() -> None:
         np.mean([softmax(drawn.numpy(), axis=1) for drawn in model.drawn[3 * i : 3 * i + 3]], axis=0) for i in range(2)
     ])  # fmt: skip
     targets = np.concatenate([t.numpy() for _, t in batches])
-    assert found.loss == pytest.approx(-np.log(probabilities[np.arange(12), targets]).mean())
-    assert found.accuracy == (probabilities.argmax(1) == targets).mean()
-    assert found.brier == pytest.approx(((probabilities - np.eye(4)[targets]) ** 2).sum(1).mean())
+    assert found["loss"] == pytest.approx(-np.log(probabilities[np.arange(12), targets]).mean())
+    assert found["accuracy"] == (probabilities.argmax(1) == targets).mean()
+    assert found["brier"] == pytest.approx(((probabilities - np.eye(4)[targets]) ** 2).sum(1).mean())
     assert evaluate(model, batches, passes=3, seed=5) == found
     assert evaluate(model, batches, passes=3, seed=6) != found
 
@@ -168,7 +168,7 @@ def test_probabilities_of_several_passes_are_averaged() -> None:
 def test_several_passes_of_a_deterministic_network_equal_one_and_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     data = batches(count=8)
     one, three = (evaluate(nn.Identity(), data, passes=passes) for passes in (1, 3))
-    assert three.loss == pytest.approx(one.loss, rel=1e-12)
+    assert three["loss"] == pytest.approx(one["loss"], rel=1e-12)
     with pytest.raises(ValueError, match="--passes must be at least 1, got 0"):
         evaluate(nn.Identity(), data, passes=0)
     assert caplog.messages == ["the 3 passes are equal: this network is deterministic at test time, one pass suffices"]

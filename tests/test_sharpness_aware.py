@@ -222,6 +222,6 @@ def test_the_averaged_checkpoint_is_complete_and_no_snapshot_of_the_trajectory(t
     network, _ = model_without_data(Spec(checkpoint=path))
     _, testing = splits("digits", root=None)
     measured = evaluate(network, [(testing.normalised(testing.inputs), testing.targets)])
-    assert found.metrics["loss"] == pytest.approx(measured.loss, rel=1e-5)
+    assert found.metrics["loss"] == pytest.approx(measured["loss"], rel=1e-5)
     assert found.metrics["loss"] != pytest.approx(read_checkpoint(final).metrics["loss"], rel=3e-5)
     assert path not in [snapshot.path for snapshot in of_run(tmp_path / "run")]

@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -26,23 +25,6 @@ from landscape.subject.subject import Subject
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ClassificationMetrics:
-    """Means over samples and their standard errors, std(ddof=1) / sqrt(samples), NaN for a single sample."""
-
-    samples: int
-    loss: float  # cross-entropy, i.e. negative log likelihood
-    loss_se: float
-    accuracy: float  # a fraction, as is `top5` (1 where there are at most five classes)
-    accuracy_se: float
-    top5: float
-    top5_se: float
-    brier: float  # sum over classes of (p - y)^2
-    brier_se: float
-    ece: float  # expected calibration error (`calibration.gaps`)
-    ece_se: float
-
-
 def evaluate(
     model: nn.Module,
     batches: Iterable[tuple[Nested, Tensor]],
@@ -50,12 +32,17 @@ def evaluate(
     passes: int = 1,
     seed: int = 0,
     forward: Forward = outputs_of,
-) -> ClassificationMetrics:
+) -> dict[str, Any]:
     """Evaluate a classifier in eval mode, leaving every module in the mode it was in.
 
     Batches are inputs on the model's device and class indices (N,) or soft targets (N, classes). For a network that is
     stochastic at test time (MC dropout, Gal & Ghahramani 2016, arXiv 1506.02142), evaluate the mean of the
     probabilities of several passes, whose random numbers follow from the seed.
+
+    Returns:
+        `samples`, and means over them: `loss`, the cross-entropy; `accuracy` and `top5`, fractions (1 of at most five
+        classes); `brier`, sum over classes of (p - y)^2; `ece`, the calibration error (`calibration.gaps`). Each with
+        its standard error `NAME_se`, std(ddof=1) / sqrt(samples), NaN for a single sample.
 
     Raises:
         OptionError: `passes` is below 1.
@@ -78,12 +65,12 @@ def evaluate(
     if not parts:
         raise ValueError("got no batches to evaluate on, expected at least one; raise --samples")
     # Copied to the host once: a copy per batch would make a GPU wait.
-    return ClassificationMetrics(**_with_errors(SampleScores(*torch.cat(parts, dim=1).cpu().numpy())))
+    return _with_errors(SampleScores(*torch.cat(parts, dim=1).cpu().numpy()))
 
 
 @precision.exact_arithmetic()
 def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
-    """`ClassificationMetrics` of a classifier; of another model the loss, and the accuracy if the loss defines one.
+    """The metrics of `evaluate` of a classifier; of another model the loss, and the accuracy if the loss defines one.
 
     A language model also has its perplexity (`_perplexity`). Samples are sequences: errors are over sequences because
     the tokens of one are dependent. A dense prediction has the metrics of a classifier, means
@@ -104,10 +91,8 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
     if subject.dense and passes == 1:
         return _of_masks(subject)
     if classes:
-        classifier = evaluate(
-            subject.model, subject.each_batch(), passes=passes, seed=subject.seed, forward=subject.forward
-        )
-        return asdict(classifier)
+        batches = subject.each_batch()
+        return evaluate(subject.model, batches, passes=passes, seed=subject.seed, forward=subject.forward)
     if passes != 1:
         raise OptionError(f"--passes {passes} averages the probabilities of a classifier; leave it out here")
     loss, correct = sample_statistics.intact_per_sample(subject)

@@ -1,7 +1,7 @@
 """Store the metrics of a classifier as a result, for `landscape reproduce`; `landscape evaluate` only prints them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Evaluation(Probe):
-    """`ClassificationMetrics` of all samples, measured as one unit. Not a command."""
+    """The metrics of `evaluate` of all samples, measured as one unit. Not a command."""
 
     name: ClassVar[str] = "evaluate"
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "seed")  # the random numbers of several passes depend on both
@@ -47,6 +47,4 @@ class Evaluation(Probe):
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         batches, forward = subject.each_batch(), subject.forward
-        return asdict(
-            evaluation.evaluate(subject.model, batches, passes=self.passes, seed=subject.seed, forward=forward)
-        )
+        return evaluation.evaluate(subject.model, batches, passes=self.passes, seed=subject.seed, forward=forward)

@@ -115,7 +115,7 @@ class Classification:
 
     def evaluated(self, network: nn.Module, train: Images, tests: Batches, *, seed: int) -> dict[str, float]:
         found = evaluate(network, tests)
-        return {"loss": found.loss, "accuracy": found.accuracy}
+        return {name: found[name] for name in ("loss", "accuracy")}
 
     def encoder(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(weights)
