@@ -125,7 +125,7 @@ class CallersBatches(BatchSource):
         return self.batches[index]
 
     @cached_property
-    def sha256(self) -> str:  # type: ignore[override]
+    def sha256(self) -> str:
         """SHA-256 of all tensors. Raises ValueError: the batches are others when they are read again."""
         digests = {
             state_dict_sha256({f"{i}/{path}": t for i in range(len(self)) for path, t in named_tensors(self[i])})

@@ -114,7 +114,8 @@ def _has_label(targets: Any) -> Tensor:
     """Which images have a labelled pixel, (N,); all of those with other targets than masks."""
     if not are_masks(targets):
         return torch.ones(len(targets), dtype=torch.bool)
-    return (targets >= 0).flatten(1).any(dim=1)
+    labelled: Tensor = (targets >= 0).flatten(1).any(dim=1)
+    return labelled
 
 
 PICTURES = ("images", "frames")

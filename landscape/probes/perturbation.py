@@ -205,7 +205,7 @@ def _along(subject: Subject, batch: int, sequence: Tensor) -> dict[str, Tensor]:
         terms = torch.where(probabilities[1:] > 0, probabilities[1:] * logarithms[:-1], 0.0)
         right = (predicted == targets).double()
     found = torch.cat([same, -terms.sum(dim=2), right]).cpu()  # one transfer
-    return dict(zip(SCORES, found.split([len(same), len(same), len(right)]), strict=True))
+    return dict(zip(SCORES, torch.split(found, [len(same), len(same), len(right)]), strict=True))
 
 
 def _normalised(subject: Subject, clean: Images, frame: Tensor) -> Tensor:
