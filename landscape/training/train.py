@@ -115,7 +115,6 @@ def train(
             stack.enter_context(kept_rng(place))
             network, tested = _network(identity, recipe, images, smoothing), Batches(tests.to(place), recipe.batch_size)
             trainer = updates.Trainer.of(network, images.to(place), recipe, seed=seed, processes=processes)
-            stack.enter_context(fixed_threads(recipe.batch_size // processes.size, network))  # also when it is resumed
             _train(_Run(trainer, tested, identity, out, snapshots, snapshot_dtype, snapshot_optimizer, monitor), report)
         processes.on_main_process(lambda: run_folder.tidy(out))  # here too after a kill between the last two writes
     return out / FINAL
@@ -214,18 +213,19 @@ class _Run:
 def _train(run: _Run, report: Report | None) -> None:
     """Train the remaining epochs. A snapshot that was written before a kill would be the same again, and is skipped."""
     on_main_process = run.trainer.processes.on_main_process
-    state = on_main_process(lambda: run_folder.read_state(run.out))
-    history: list[dict[str, float]] = state["history"] if state else []
-    if state:
-        run.trainer.restore(state)
-    else:
-        on_main_process(lambda: _snapshot(run, INIT, 0))
-    with monitored(run.trainer, run.out, run.monitor, len(history)) as monitor:
-        for epoch in range(len(history) + 1, run.trainer.recipe.epochs + 1):
-            began = time.perf_counter()
-            train_loss = _epoch(run, epoch, monitor)
-            on_main_process(lambda: _finish_epoch(run, epoch, train_loss, began, history, report))  # noqa: B023  # called at once
-    on_main_process(lambda: _write_final(run, history))
+    with fixed_threads(run.trainer.recipe.batch_size // run.trainer.processes.size, run.trainer.network):
+        state = on_main_process(lambda: run_folder.read_state(run.out))
+        history: list[dict[str, float]] = state["history"] if state else []
+        if state:
+            run.trainer.restore(state)
+        else:
+            on_main_process(lambda: _snapshot(run, INIT, 0))
+        with monitored(run.trainer, run.out, run.monitor, len(history)) as monitor:
+            for epoch in range(len(history) + 1, run.trainer.recipe.epochs + 1):
+                began = time.perf_counter()
+                train_loss = _epoch(run, epoch, monitor)
+                on_main_process(lambda: _finish_epoch(run, epoch, train_loss, began, history, report))  # noqa: B023  # called at once
+        on_main_process(lambda: _write_final(run, history))
 
 
 def _finish_epoch(
