@@ -52,7 +52,6 @@ class NoUpdateYet(ValueError):
 class Preconditioner:
     """A diagonal preconditioner P and the stability threshold of the optimiser that has it."""
 
-    optimizer: str  # name of the class, or classes
     threshold: float  # largest stable eigenvalue of P^-1/2 H P^-1/2
     scale: Mapping[str, Tensor]  # P^-1/2 by name, of the parameters that the optimiser moves
     decay: Mapping[str, float]  # their weight decay that is added to the gradient, a part of H
@@ -125,7 +124,7 @@ def preconditioner(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Te
     definition = f"{MATRIX}, {'; '.join(definitions)}"
     if len(sizes) > 1:
         definition += f"; P of a parameter group times its own threshold / that of the largest of {len(sizes)} groups"
-    return Preconditioner(name_of(optimizer), threshold, scale, decay, definition)
+    return Preconditioner(threshold, scale, decay, definition)
 
 
 def _of_parameter(name: str, kind: type, rule: Rule, group: Group, state: State, p: Tensor) -> tuple[Tensor, float]:
@@ -156,6 +155,10 @@ STABILITY = {  # what is stored of every matrix beside its eigenvalues
     "threshold": Quantity("largest eigenvalue at which the optimiser is stable on a quadratic", UNITS),
     "ratio": Quantity("largest eigenvalue / threshold: above 1 the optimiser is unstable on a quadratic"),
     "ratio_error": Quantity("estimated error of the ratio, from that of the eigenvalue"),
+}
+SUMMARIES = {  # the quantities of `stability_summaries`, each over mini-batches
+    "sharpness": Quantity("preconditioned sharpness: the largest eigenvalue, mean over mini-batches", UNITS),
+    "stability": Quantity("preconditioned sharpness / threshold"),
 }
 
 
@@ -217,19 +220,6 @@ def stability_values(values: Mapping[str, Any], threshold: float) -> dict[str, f
     if not largest > 0:
         largest, off = values["largest"], values["largest_residual"]
     return {"threshold": threshold, "ratio": largest / threshold, "ratio_error": off / threshold}
-
-
-def stability_summary_quantities(dims: tuple[str, ...]) -> dict[str, Quantity]:
-    """The quantities of `stability_summaries`."""
-    return {
-        "sharpness": Quantity(
-            "preconditioned sharpness: the largest eigenvalue, mean over mini-batches",
-            UNITS,
-            dims,
-            error="mini-batches",
-        ),
-        "stability": Quantity("preconditioned sharpness / threshold", dims=dims, error="mini-batches"),
-    }
 
 
 def stability_summaries(data: Mapping[str, np.ndarray]) -> dict[str, Any]:

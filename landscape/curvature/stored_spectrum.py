@@ -1,6 +1,7 @@
 """Options of a spectrum, the quantities that every spectrum stores, and the summaries NEP and APE over all of them."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -160,8 +161,8 @@ def _padded(values: np.ndarray, count: int) -> np.ndarray:
 def summary_quantities(operator: Matrix, dims: tuple[str, ...]) -> dict[str, Quantity]:
     """The quantities of `summaries`."""
     _, units = MATRICES[operator]
-    stability = preconditioner.stability_summary_quantities(dims) if operator == "preconditioned" else {}
-    return stability | {
+    stability = preconditioner.SUMMARIES if operator == "preconditioned" else {}
+    return {name: replace(one, dims=dims, error="mini-batches") for name, one in stability.items()} | {
         "nep": Quantity("share of negative eigenvalues", dims=dims, bounds="share", error="mini-batches", ends=True),
         "ape": Quantity(
             "mean of the positive eigenvalues", units, dims, bounds="positive", error="mini-batches", ends=True
