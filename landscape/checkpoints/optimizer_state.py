@@ -205,13 +205,10 @@ def _found(path: Path, content: Any) -> OptimizerState | None:
                 )
             name, value = f"{name}[0]", value[0]
         if not _is_state(value):
-            got = (
-                f"a dict of {', '.join(printable(k)[:20] for k in list(value)[:4])}"
-                if isinstance(value, Mapping)
-                else ""
-            )
+            keys = ", ".join(printable(k)[:20] for k in list(value)[:4]) if isinstance(value, Mapping) else ""
+            got = f"a dict of {keys}" if isinstance(value, Mapping) else f"a {type(value).__name__}"
             raise ValueError(
-                f"{path} holds {got or f'a {type(value).__name__}'} under {name}, expected torch's optimizer."
+                f"{path} holds {got} under {name}, expected torch's optimizer."
                 "state_dict(): state and param_groups; save that, or name an optimiser with --no-optimizer-state"
             )
         return _checked(path, name, value, scaled)

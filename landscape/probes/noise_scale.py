@@ -198,7 +198,6 @@ def _curved_noise(
     others: Sequence[int],
 ) -> dict[str, Any]:
     """What a group says of tr(H S) and G' H G; `others` are the other groups in random order."""
-    values = {"curved_inner": np.full(len(gradients), math.nan), "curved_noise": math.nan}
     first, second = others[: len(others) // 2], others[len(others) // 2 :]
     mean = torch.stack([gradients[j] for j in first]).mean(dim=0)
     total = sum(quarter.samples for quarter in quarters)
@@ -209,9 +208,9 @@ def _curved_noise(
         noise.append(dot(difference, of_difference) / (1 / quarters[a].samples + 1 / quarters[a + 1].samples))
         turned.add_(of_mean, alpha=sum(quarter.samples for quarter in pair) / total)
     numbers = torch.stack([torch.stack(noise).mean(), *(dot(gradients[k], turned) for k in second)]).cpu().numpy()
-    values["curved_noise"] = numbers[0]
-    values["curved_inner"][second] = numbers[1:]  # type: ignore[index]
-    return values
+    inner = np.full(len(gradients), math.nan)
+    inner[second] = numbers[1:]
+    return {"curved_inner": inner, "curved_noise": numbers[0]}
 
 
 def random_order(count: int, seed: int) -> list[int]:
