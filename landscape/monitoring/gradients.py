@@ -171,24 +171,20 @@ class Passes:
         self._reduced: dict[int, Tensor] = {}  # |mean over processes|^2 of divided weights
         self._squares: list[Tensor] = []
         self._sizes: set[int | None] = set()
-        self._hooks = contextlib.ExitStack()
+        self.hooks = contextlib.ExitStack()  # closed, it watches no longer
         for p in self._parameters:
             watch: Any = p.register_post_accumulate_grad_hook if divided else p.register_hook
-            self._hooks.enter_context(watch(self._divided if divided else partial(self._passed, id(p))))
+            self.hooks.enter_context(watch(self._divided if divided else partial(self._passed, id(p))))
         for part in module.modules() if divided else ():
-            self._hooks.enter_context(part.register_forward_pre_hook(self._whole))
-        self._hooks.enter_context(module.register_forward_pre_hook(self._seen, with_kwargs=True))
-
-    def forget(self) -> None:
-        """Watch no longer."""
-        self._hooks.close()
+            self.hooks.enter_context(part.register_forward_pre_hook(self._whole))
+        self.hooks.enter_context(module.register_forward_pre_hook(self._seen, with_kwargs=True))
 
     def taken(self) -> list[tuple[float, float]]:
         """|G|^2 and tr Sigma by the passes so far, if these are several of one size at one point; watch no longer.
 
         They are those of all processes, which have each as many of as many samples.
         """
-        self.forget()
+        self.hooks.close()
         processes, m = self._shards.processes, max(self._counts.values(), default=0)
         if processes == 1 and m < 2:
             return []
@@ -218,7 +214,7 @@ class Passes:
         for p in module.parameters(recurse=False) if torch.is_grad_enabled() else ():
             if p.requires_grad and id(p) not in self._counts:
                 self._counts[id(p)] = 0
-                self._hooks.enter_context(p.register_hook(partial(self._passed, id(p))))  # type: ignore[no-untyped-call]
+                self.hooks.enter_context(p.register_hook(partial(self._passed, id(p))))  # type: ignore[no-untyped-call]
 
     def _divided(self, p: Tensor) -> None:
         assert p.grad is not None

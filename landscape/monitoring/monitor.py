@@ -131,7 +131,7 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
         self._updates, self._shards = followed_model.UpdatesSeen(module), shards.Shards(model)
         main = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
         self._active = main or self._shards.divided
-        for part in () if optimizer is None else parts_of(optimizer):
+        for part in parts_of(optimizer):
             rule_of(part)  # in every process: the steps of one that recognise it may be collective
         if self._active:
             settings = {"every": every, "overhead": overhead, "top": top, "noise": noise, "tol": tol, "seed": seed}
@@ -221,7 +221,7 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
         self._active = False
         self._updates.forget()
         if self._passes is not None:
-            self._passes.forget()
+            self._passes.hooks.close()
         if self._writer is not None:
             self._finalizer()
             atexit.unregister(self._finalizer)

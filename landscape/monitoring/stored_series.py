@@ -162,7 +162,7 @@ def opened(
 def _identity(subject: Subject, optimizer: Optimizer | None) -> dict[str, Any]:
     """What tells a run from others in one file: its label, batch, parameters and optimiser, not its weights."""
     loss = getattr(subject.losses, "__wrapped__", subject.losses)
-    own: list[Any] = [] if optimizer is None else [[type(p).__name__, {**p.defaults}] for p in parts_of(optimizer)]
+    own: list[Any] = [[type(part).__name__, {**part.defaults}] for part in parts_of(optimizer)]
     return {
         "label": subject.label,
         "loss": subject.traits.name or getattr(loss, "__qualname__", type(loss).__name__),
@@ -176,25 +176,16 @@ def _protocol(subject: Subject, optimizer: Optimizer | None, settings: Mapping[s
     """The protocol in words as it stands below figures."""
     rows, every, overhead = common_length(subject.batch(0)), int(settings["every"]), float(settings["overhead"])
     of = "" if rows is None else f" of {counted(rows, 'sample')}"
+    unknown = " and ".join(type(part).__name__ for part in parts_of(optimizer) if rule_of(part).stability is None)
     parts = [
         data,
         f"one mini-batch{of} in evaluation mode",
         f"every {ordinal(every)} step" if every > 1 else "every step",
         f"at most {100 * overhead:.3g} % of the training time" if overhead < 1 else "",
         f"loss {subject.traits.name.rpartition('/')[2]}" if subject.traits.name else "",
-        _words(optimizer),
+        f"optimiser {name_of(optimizer)}" if optimizer is not None else "",
     ]
-    return ", ".join(filter(None, parts))
-
-
-def _words(optimizer: Optimizer | None) -> str:
-    """The optimiser for the protocol, and whether no threshold of it is known."""
-    if optimizer is None:
-        return ""
-    unknown = [type(part).__name__ for part in parts_of(optimizer) if rule_of(part).stability is None]
-    return f"optimiser {name_of(optimizer)}" + (
-        f" (no threshold of {' and '.join(unknown)} is known)" if unknown else ""
-    )
+    return ", ".join(filter(None, parts)) + (f" (no threshold of {unknown} is known)" if unknown else "")
 
 
 def ordinal(number: int) -> str:

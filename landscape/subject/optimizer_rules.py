@@ -43,9 +43,9 @@ class Together(Optimizer):
             part.step(closure)
 
 
-def parts_of(optimizer: Optimizer) -> Sequence[Optimizer]:
-    """The optimisers that one stands for: itself, or several."""
-    return optimizer.parts if isinstance(optimizer, Together) else (optimizer,)
+def parts_of(optimizer: Optimizer | None) -> Sequence[Optimizer]:
+    """The optimisers that one stands for: itself, several, or none."""
+    return optimizer.parts if isinstance(optimizer, Together) else () if optimizer is None else (optimizer,)
 
 
 def name_of(optimizer: Optimizer) -> str:
@@ -210,8 +210,7 @@ def length_in(norm: Norm, step: Tensor) -> float:
 
 def step_norm(optimizer: Optimizer | None, held: Mapping[str, Tensor], step: Mapping[str, Tensor]) -> float:
     """The norm of a step in that of its optimiser: the largest over tensors that have another than the Euclidean."""
-    parts = () if optimizer is None else parts_of(optimizer)
-    norms = {id(p): rule_of(part).norm for part in parts for g in part.param_groups for p in g["params"]}
+    norms = {id(p): rule_of(one).norm for one in parts_of(optimizer) for g in one.param_groups for p in g["params"]}
     tensors = [(norms.get(id(held[name]), "euclidean"), own) for name, own in step.items()]
     squares = sum(length_in(norm, own) ** 2 for norm, own in tensors if norm == "euclidean")
     others = (length_in(norm, own) for norm, own in tensors if norm != "euclidean")
