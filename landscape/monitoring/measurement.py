@@ -217,7 +217,7 @@ class Measurement:
         parameters = self._subject.parameters
         values: dict[str, Any] = {"preconditioned_threshold": known.threshold}
         decays = {known.decay.get(name, 0.0) for name in parameters}
-        if known.scale.keys() == parameters.keys() and all(map(_is_one, known.scale.values())):
+        if known.scale.keys() == parameters.keys() and all((s - 1).abs().max() < 1e-6 for s in known.scale.values()):
             values["threshold"] = known.threshold - max(decays)
         if "threshold" in values and len(decays) == 1:
             found = {**plain, "eigenvalue": plain["eigenvalue"] + max(decays), "products": 0}
@@ -225,7 +225,3 @@ class Measurement:
             found = self._preconditioned.search(known.of(product, parameters), check=check)
         errors = {f"preconditioned_{name}": found[name] for name in STORED[1:]}
         return {**values, **errors, "preconditioned": found["eigenvalue"], "products": found["products"]}
-
-
-def _is_one(scale: Tensor) -> bool:
-    return bool((scale - 1).abs().max() < 1e-6)
