@@ -13,8 +13,8 @@ from torch import Tensor
 
 from landscape.curvature import krylov_basis
 from landscape.curvature.krylov_basis import Basis
-from landscape.curvature.lanczos import Spectrum, _Recurrence, batched_lanczos, lanczos
-from landscape.curvature.stopping import Which
+from landscape.curvature.lanczos import Spectrum, _Recurrence, lanczos, run, searches
+from landscape.curvature.stopping import StoppingRule, Which
 from landscape.products.vectors import random_unit
 
 N = 150
@@ -45,7 +45,9 @@ def _both(matrices: Tensor, k: int, **options: Any) -> list[tuple[Spectrum, Spec
     """The search alone and that side by side, by operator."""
     stride = options.pop("stride", 1)
     starts = _starts(len(matrices), matrices.shape[1], matrices.dtype)
-    together = batched_lanczos(_product(matrices), starts, k, stride=stride, **options)
+    named = {name: options[name] for name in options.keys() & set(StoppingRule.__annotations__)}
+    how = {name: value for name, value in options.items() if name not in named}
+    together = run(_product(matrices), searches(starts, StoppingRule(k, **named), stride=stride, **how))
     alone = [
         lanczos(lambda v, matrix=matrix: matrix @ v, start, k, **options)
         for matrix, start in zip(matrices, starts, strict=True)
@@ -110,7 +112,7 @@ def test_transfers_happen_at_tests_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         return columns
 
     monkeypatch.setattr(_Recurrence, "transferred", count)
-    batched_lanczos(_product(_matrices()), _starts(5), 2, tol=1e-8, room=100, stride=4)
+    run(_product(_matrices()), searches(_starts(5), StoppingRule(2, tol=1e-8), room=100, stride=4))
     assert seen[0] == 4  # two values and two products more
     assert set(seen[1:]) == {4}
 
@@ -133,7 +135,7 @@ def test_an_operator_that_is_not_finite_does_not_affect_the_others(stride: int) 
     matrices = _matrices()
     matrices[1, 3, 5] = float("nan")
     matrices[3] = float("inf")
-    found = batched_lanczos(_product(matrices), _starts(5), 2, tol=1e-8, room=100, stride=stride)
+    found = run(_product(matrices), searches(_starts(5), StoppingRule(2, tol=1e-8), room=100, stride=stride))
     assert [one is None for one in found] == [False, True, False, True, False]
     for i in (0, 2, 4):
         one = found[i]
@@ -147,7 +149,8 @@ def test_operators_of_low_rank_end_beside_one_that_goes_on(stride: int) -> None:
     low[0, 0], low[1, 1], low[2, 2] = 7.0, -3.0, 7.0
     identity = torch.eye(N, dtype=torch.float64)
     matrices = torch.stack([zero, low, identity, _matrices()[1]])
-    found = batched_lanczos(_product(matrices), _starts(4), 3, tol=1e-8, room=100, stride=stride, vectors=True)
+    search = searches(_starts(4), StoppingRule(3, tol=1e-8), room=100, stride=stride, vectors=True)
+    found = run(_product(matrices), search)
     values = [one.values if one is not None else np.zeros(0) for one in found]
     np.testing.assert_allclose(values[0], [0, 0, 0], atol=1e-12)
     np.testing.assert_allclose(values[1], [7, 7, -3], atol=1e-9)  # also the second copy

@@ -11,7 +11,8 @@ from devices import subject_on
 from simulated_cuda import simulated_cuda
 from torch import nn
 
-from landscape.curvature.lanczos import batched_lanczos
+from landscape.curvature import lanczos
+from landscape.curvature.stopping import StoppingRule
 from landscape.data.memory import limited_to
 from landscape.products import hvp_backends, hvp_reference, memory_forecast
 from landscape.products.hvp_backends import Hvp, curvature
@@ -125,7 +126,8 @@ def test_a_search_on_a_device_waits_for_its_tests_of_convergence_alone(searches:
 
     def counts(steps: int) -> tuple[int, int]:
         before = simulation.operations, sum(simulation.waits.values())
-        batched_lanczos(lambda rows: rows * there, starts.to("cuda"), 1, tol=0.0, max_steps=steps, room=100)
+        search = lanczos.searches(starts.to("cuda"), StoppingRule(1, tol=0.0), max_steps=steps, room=100)
+        lanczos.run(lambda rows: rows * there, search)
         return simulation.operations - before[0], sum(simulation.waits.values()) - before[1]
 
     with simulated_cuda() as simulation:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from landscape import models
 from landscape.symmetry.labels import Calculus, Labels
 from landscape.symmetry.matching import match
-from landscape.symmetry.networks import TOLERANCE, jittered, proven, recorded, tensors_of
+from landscape.symmetry.networks import TOLERANCE, proven, recorded, tensors_of
 from landscape.symmetry.permutations import Permutations, Units
 
 
@@ -53,11 +53,12 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, set[int]]] = {  # with s
 
 
 def jittered_network(build: Callable[[], nn.Module]) -> nn.Module:
+    """A network with a little noise, so that initial values that are all equal do not hide a wrong permutation."""
     torch.manual_seed(0)
-    model = build().eval()
+    model, generator = build().eval(), torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, tensor in jittered(model).items():
-            tensors_of(model)[name].copy_(tensor)
+        for tensor in tensors_of(model).values():
+            tensor.add_(0.1 * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype))
     return model
 
 

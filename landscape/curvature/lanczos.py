@@ -50,26 +50,9 @@ class Spectrum:
     missed: int = 0  # how many of the values only the search of `verification.verified` found
 
 
-def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **options: Any) -> Spectrum:
-    """The k wanted eigenvalues of one operator v -> H v from a random start (n,); see `searches`.
-
-    Raises:
-        FloatingPointError: the operator returned a non-finite vector.
-    """
-    (found,) = batched_lanczos(lambda rows: product(rows[0])[None], start[None], k, **options)
-    return finite(found)
-
-
-def finite(found: Spectrum | None) -> Spectrum:
-    """The spectrum of an operator that has to be finite; raises FloatingPointError otherwise."""
-    if found is None:
-        raise FloatingPointError("a Hessian product is not finite")
-    return found
-
-
-def batched_lanczos(
-    product: Products,
-    starts: Tensor,
+def lanczos(
+    product: Callable[[Tensor], Tensor],
+    start: Tensor,
     k: int,
     *,
     which: Which = "LM",
@@ -78,9 +61,24 @@ def batched_lanczos(
     ends: float = 1.0,
     unseen: float = 1.0,
     **how: Any,
-) -> list[Spectrum | None]:
-    """Run the `searches` of M operators with one product for all; the other arguments are those of `StoppingRule`."""
-    return run(product, searches(starts, StoppingRule(k, which, tol, tol_residual, ends, unseen), **how))
+) -> Spectrum:
+    """The k wanted eigenvalues of one operator v -> H v from a random start (n,).
+
+    What is named are the arguments of `StoppingRule`, the others those of `searches`.
+
+    Raises:
+        FloatingPointError: the operator returned a non-finite vector.
+    """
+    rule = StoppingRule(k, which, tol, tol_residual, ends, unseen)
+    (found,) = run(lambda rows: product(rows[0])[None], searches(start[None], rule, **how))
+    return finite(found)
+
+
+def finite(found: Spectrum | None) -> Spectrum:
+    """The spectrum of an operator that has to be finite; raises FloatingPointError otherwise."""
+    if found is None:
+        raise FloatingPointError("a Hessian product is not finite")
+    return found
 
 
 def run(product: Products, running: Searches) -> list[Spectrum | None]:

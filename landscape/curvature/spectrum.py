@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Products, Spectrum, batched_lanczos, finite, lanczos, run, searches
+from landscape.curvature.lanczos import Products, Spectrum, finite, lanczos, run, searches
 from landscape.curvature.stopping import Copies, StoppingRule, Which, wanted
 from landscape.data.memory import available_on, limit
 from landscape.probe import derived_seed
@@ -137,7 +137,7 @@ def _suspected(
 
 def _told(only: Complement, copies: Sequence[Copies], which: Which, seeds: Sequence[int], **memory: Any) -> list[Told]:
     starts = only.projected(_starts(only.off.shape[2], seeds, only.off))
-    found = batched_lanczos(only, starts, 1, which=which, copies=copies, **memory)
+    found = run(only, searches(starts, StoppingRule(1, which), copies=copies, **memory))
     return [
         Told() if one is None else Told(own.further(one.values[0], which), one.products)
         for one, own in zip(found, copies, strict=True)

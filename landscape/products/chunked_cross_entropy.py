@@ -41,8 +41,10 @@ def chunked_head(subject: Subject, targets: Nested) -> nn.Linear | None:
     return head if head is not None and targets.numel() * head.out_features > LOGITS else None
 
 
-def losses_without_logits(head: nn.Linear, outputs: Callable[[], Tensor], targets: Tensor) -> Tensor:
-    """The losses of sequences, (N,), of a model that has this last layer; `outputs` runs it."""
+def losses_of(subject: Subject, head: nn.Linear | None, outputs: Callable[[], Any], targets: Any) -> Tensor:
+    """The losses of samples, (N,), without logits where the model has this `chunked_head`; `outputs` runs it."""
+    if head is None:
+        return subject.losses(outputs(), targets)
     with _returning_hidden_states(head):
         hidden = outputs()
     return chunked_cross_entropy(hidden, head.weight, head.bias, targets)

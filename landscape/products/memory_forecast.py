@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.data import memory, structure
 from landscape.data.memory import binary_bytes
-from landscape.products.chunked_cross_entropy import LOGITS, chunked_head, losses_without_logits
+from landscape.products.chunked_cross_entropy import LOGITS, chunked_head, losses_of
 from landscape.products.hessian_product import differentiable_attention
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.subject import Subject
@@ -139,10 +139,7 @@ def _saved_by_one(subject: Subject) -> int:
             inputs, targets = structure.rows_of(inputs, first), structure.rows_of(targets, first)
         with differentiable_attention(), torch.enable_grad(), evaluation_mode(subject.model):
             with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-                if head is not None:
-                    loss = losses_without_logits(head, lambda: subject.outputs(inputs), targets)
-                else:
-                    loss = subject.losses(subject.outputs(inputs), targets)
+                loss = losses_of(subject, head, lambda: subject.outputs(inputs), targets)
             del loss
     except Exception:  # whatever a model's own code raises; its measurement raises it again
         return 0

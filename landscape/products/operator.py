@@ -197,15 +197,10 @@ class Curvature:
 
         if self.operator == "hessian":
             head = chunked_cross_entropy.chunked_head(subject, targets)
-
-            def losses() -> Tensor:
-                if head is None:
-                    return subject.losses(outputs(), targets)
-                return chunked_cross_entropy.losses_without_logits(head, outputs, targets)
-
             return hessian_product.hessian_product(
-                lambda: losses().mean(), parameters, shift=shift, blocks=self.blocks, gradient=self.gradient
-            )
+                lambda: chunked_cross_entropy.losses_of(subject, head, outputs, targets).mean(), parameters,
+                shift=shift, blocks=self.blocks, gradient=self.gradient,
+            )  # fmt: skip
         if self.operator == "ggn":
             with hessian_product.differentiable_attention():  # one forward pass at a time
                 require_tensor_outputs(subject)

@@ -236,12 +236,3 @@ def _difference(outputs: list[Tensor], expected: list[Tensor]) -> float:
     """Largest difference relative to the largest value of each tensor."""
     pairs = zip(outputs, expected, strict=True)
     return max(float((new - old).abs().max() / old.abs().max().clamp_min(1e-30)) for new, old in pairs)
-
-
-def jittered(model: nn.Module, seed: int = 0) -> Mapping[str, Tensor]:
-    """The weights with a little noise, so that initial values that are all equal do not hide a wrong permutation."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: tensor.detach() + 0.1 * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
-        for name, tensor in tensors_of(model).items()
-    }
