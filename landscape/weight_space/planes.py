@@ -60,8 +60,10 @@ def extreme_eigenvectors(
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
     room, storage = memory(start)
     try:
-        tolerances = {"tol": None, "tol_residual": VECTOR_RESIDUAL}
-        found = lanczos(product, start, 1, which="both", room=room, storage=storage, vectors=True, **tolerances)
+        found = lanczos(
+            product, start, 1, which="both", tol=None, tol_residual=VECTOR_RESIDUAL,
+            room=room, storage=storage, vectors=True,
+        )  # fmt: skip
     except FloatingPointError as error:
         raise ValueError(f"--plane eigen needs finite curvature: {error}; check the weights") from None
     assert found.vectors is not None
