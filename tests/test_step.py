@@ -98,6 +98,14 @@ def test_a_search_from_the_last_critical_step_takes_few_passes_and_finds_one_tha
         assert found.multiple == pytest.approx(true, rel=2**-4)
 
 
+def test_a_critical_step_far_away_is_found_where_the_loss_has_flattened_out() -> None:
+    """The last critical step lies beyond it, on a line to the start that a parabola through both hardly leaves."""
+    level = math.exp(-260 / 50)
+    found = critical_step(lambda c: c * (level - math.exp(-c / 50)), level - 1, guess=330.0)
+    assert found.converged
+    assert found.multiple == pytest.approx(260, rel=2**-4)
+
+
 def test_a_critical_step_that_is_not_bracketed_is_said_to_be_unknown() -> None:
     for change, slope in ((lambda c: -c, -1.0), (lambda c: c, 1.0), (lambda c: 0.0, 0.0), (lambda c: c, math.nan)):
         found = critical_step(change, slope)

@@ -18,6 +18,7 @@ from landscape.weight_space.weights_in_place import WeightsInPlace
 PASSES = 10  # forward passes of a search, that of the start included
 AGREE = 2.0**-4  # relative difference of two estimates, at which a search ends
 REACH = 0.25  # and their largest relative distance from a point where the loss is known
+FAR = 64  # updates, beyond which roots may agree on what the loss, flattened out, does not do: a bracket must hold them
 Point = tuple[float, float]  # multiple c of an update, and the change of the loss there by c
 WIDTH = 2.0 ** (1 / 8)  # or ratio of the ends of a bracket, whose geometric mean is within 2^(1/16) - 1 = 4.4 %
 
@@ -42,8 +43,9 @@ def critical_step(
 
     That is the root of change / c, which is the slope at 0 and for a quadratic loss linear, so that lines and parabolas
     through the nearest points find it, from below by a little more than they say. A search ends where the roots of both
-    agree within 2^-4 and are near the last point, nearer if the loss has not exceeded its start, or with a narrow
-    bracket. It assumes a single crossing: of several, it finds one. The published code doubles and bisects instead.
+    agree within 2^-4 and are near the last point, nearer if the loss has not exceeded its start, and beyond 64 updates
+    within an octave, or with a narrow bracket. It assumes a single crossing: of several, it finds one. The published
+    code doubles and bisects instead.
 
     Args:
         change: c -> loss after c times the update - loss at the start; each call is a forward pass, the first at c = 1.
@@ -58,13 +60,14 @@ def critical_step(
     for made in range(2, PASSES + 1):
         value = change(at) / at
         low, high = (at, high) if value <= 0 else (low, at)  # also where it is not finite
+        loose = at > FAR and high > 2 * low
         roots = [guess] if made == 2 else []
         if math.isfinite(value):
             nearest = sorted(points, key=lambda point: abs(point[0] - at))[:2]
             points.append((at, value))
             line, root, start = _crossing((at, value), *nearest)
             near = abs(root - at) <= at * (REACH if high < math.inf and len(nearest) == 2 else AGREE)
-            if near and abs(root - line) <= AGREE * abs(line):
+            if near and abs(root - line) <= AGREE * abs(line) and not loose:
                 return CriticalStep(min(max(root, low), high), made, True)
             if known and start >= 0 == low:
                 break
@@ -72,7 +75,7 @@ def critical_step(
         if low and high <= WIDTH * low:
             return CriticalStep(math.sqrt(low * high), made, True)
         halved = 4 * low if math.isinf(high) else math.sqrt(low * high) if low else high / 4
-        further = 1 + AGREE if math.isinf(high) else 1.0
+        further = 1 + AGREE if math.isinf(high) else 1 / (1 + AGREE) if loose else 1.0
         inside = (further * c for c in roots if low * (1 + AGREE) < further * c < high / (1 + AGREE))
         at = next(inside, halved)
     return CriticalStep(math.sqrt(low * high) if low and high < math.inf else math.nan, made, False)
