@@ -203,6 +203,22 @@ def test_the_free_noise_scale_is_that_of_the_gradients_accumulated_in_an_update(
     assert not any(p._backward_hooks for p in model.parameters())
 
 
+def test_a_compiled_model_trains_and_is_followed_as_the_same_model(tmp_path: Path) -> None:
+    rows = []
+    for compiled in (False, True):
+        model = network(dtype=torch.float32)
+        forward = torch.compile(model, backend="eager") if compiled else model
+        monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / f"{compiled}.h5", **ALL)
+        train(forward, 2, monitor.step)
+        rows.append(monitor.data()["gradient_norm"].values)
+        monitor.close()
+    np.testing.assert_array_equal(*rows)
+    assert pooled([(1.0, 2.0)]) == {
+        "simple_noise_scale": 2.0,
+        "simple_noise_scale_se": pytest.approx(math.nan, nan_ok=True),
+    }
+
+
 def test_costs_that_scatter_as_in_sound_trainings_raise_no_alarm() -> None:
     costs = 0.1 * np.exp(0.6 * np.random.default_rng(0).standard_normal(5000))  # of a loss of 1
     warning = EarlyWarning()

@@ -73,7 +73,7 @@ def test_a_kill_loses_no_row_and_a_resumed_run_drops_those_after_its_checkpoint(
     writer = SeriesWriter(path, KEY)
     for at in (0, 10, 20):
         writer.write(at, row(at))
-    with pytest.raises(Busy, match=r"is being written into .* by another process; give this run another label"):
+    with pytest.raises(Busy, match=r"is being written into .* by another process or monitor; close that one, or give"):
         SeriesWriter(path, KEY)
     writer.release()  # as a kill would
     (journal,) = tmp_path.glob("*.journal-*")

@@ -221,7 +221,7 @@ class Passes:
         self._reduced[id(p)] = length(own_parts({"": p.grad})[""]).square()
 
     def _seen(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which would trace this hook, and keep it
             self._versions.add(sum(p._version for p in self._parameters))
             self._sizes.add(common_length((args, kwargs)))
 
@@ -235,6 +235,7 @@ def pooled(updates: Sequence[tuple[float, float]]) -> dict[str, float]:
     squared, variance = np.array(updates).reshape(-1, 2).T
     if not len(squared) or squared.mean() <= 0:
         return {}
-    left_out = (variance.sum() - variance) / (squared.sum() - squared)
-    error = float(jackknife_error(left_out)) if len(squared) >= UPDATES else np.nan
+    error = np.nan
+    if len(squared) >= UPDATES:
+        error = float(jackknife_error((variance.sum() - variance) / (squared.sum() - squared)))
     return {"simple_noise_scale": float(variance.mean() / squared.mean()), "simple_noise_scale_se": error}

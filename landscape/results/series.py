@@ -44,8 +44,8 @@ class SeriesWriter:
                 self._journal = journal.Journal(self.path.with_name(f"{self.path.name}.journal-{key.digest}"))
             except journal.Busy:
                 raise journal.Busy(
-                    f"the series {key.label} is being written into {path} by another process; give this run another "
-                    "label, or another file"
+                    f"the series {key.label} is being written into {path} by another process or monitor; close that "
+                    "one, or give this run another label, or another file"
                 ) from None
         try:
             self._rows = rows_of(stored_series(self.path, key), self._journal.records())
