@@ -238,6 +238,8 @@ def test_optimisers_without_a_known_threshold_and_several_at_once_are_followed_a
     assert found.attrs["protocol"].endswith("optimiser Muon + AdamW (no threshold of Muon is known)")
     none = np.empty(0)
     assert monitor_figure._about_threshold([found], none, none, "").startswith("No threshold of Muon is")
+    said = [monitor_figure._about_threshold([found], np.ones(1), np.array(some), "t") for some in ([2], [2, 1000])]
+    assert said == ["Dashed: t.", "Dashed: t, where it is not far above."]  # else a line is missing without a word
 
 
 def test_a_model_in_half_precision_is_followed_by_a_copy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,7 +22,7 @@ MARKS = 14  # of a line: with more rows not every one has a mark
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
-    """Draw the largest eigenvalue over the steps and its threshold; ringed where a search has not converged."""
+    """Draw the largest eigenvalue over the steps and its threshold; hollow where a search has not converged."""
     return over_steps(data, ax, "eigenvalue", "threshold", "largest Hessian eigenvalue", look, converged="converged")
 
 
@@ -70,7 +70,7 @@ def overlaid(
         np.concatenate([one[np.isfinite(one)] for one in (data[name].values for data in results)])
         for name in (quantity, threshold)
     )
-    note = f"{_about_threshold(results, everything, limits, limit)} Ringed: not converged."
+    note = f"{_about_threshold(results, everything, limits, limit)} Hollow on a solid line: not converged."
     note += " Triangle: announced loss spike." * any(len(announced(one)) for one in results)
     legend = [replace(look, line="-") for look in looks]
     figure, ax = style.overlaid(results, looks, draw, height=2.5, legend=legend, note=note)
@@ -91,7 +91,7 @@ def _about_threshold(results: Sequence[xr.Dataset], values: np.ndarray, limits: 
         lowest, highest = limits.min(), values.max(initial=0.0)
         if lowest > ABOVE * highest > 0:
             return f"Not shown, far above: {limit}, {lowest:.3g} or more."
-        return f"Dashed: {limit}."
+        return f"Dashed: {limit}{', where it is not far above' * bool(limits.max() > ABOVE * highest)}."
     if any(np.isfinite(data.get("preconditioned_threshold", np.nan)).any() for data in results):
         return "The threshold of this optimiser is that of its preconditioned eigenvalue, see monitor_preconditioned."
     said = (re.search(r"\((no threshold of .* is known)\)", str(data.attrs.get("protocol", ""))) for data in results)
