@@ -52,9 +52,7 @@ height = "surface['height at 0.5']"
 sharpness = "trace.trace"
 accuracy = "calibration['accuracy']"
 
-[[compare]]                # the first minus the second, paired by seed
-networks = [{pair}]
-
+{pairs}
 [[claims]]                 # holds if the value has this sign over seeds
 name = "flatter"
 statement = "{first} is flatter than {second}"
@@ -62,6 +60,9 @@ value = "{value}"
 sign = "negative"
 """
 LOADED = '# [load]                   # of checkpoints that hold weights only\n# model = "mine.py:model"\n'
+PAIR = """[[compare]]                # the first minus the second, paired by seed
+networks = ['{}', '{}']
+"""
 TRAINED = """[train]                    # of every network: options and --set fields of landscape train
 model = "resnet_demo"
 args = { width = 8 }
@@ -160,7 +161,7 @@ def new(
     data: Annotated[str, Option(help="NAME, FOLDER or file.py:callable")] = "",
     debug: Debug = False,
 ) -> None:
-    """Write a commented file that compares two groups of checkpoints, or SGD with SAM, to be changed by hand."""
+    """Write a commented file that compares groups of checkpoints, or SGD with SAM, to be changed by hand."""
     from landscape.results.replacing import write_text
     from landscape.studies.network_tables import NAME
 
@@ -179,10 +180,10 @@ def new(
     if len(pairs) == 1:
         raise invalid("compare", compare[0], "given twice or more: two groups are compared")
     text = NEW.format(
-        title=f"{names[0]} against {names[1]}", networks="\n".join(tables), first=names[0], second=names[1],
+        title=" against ".join(names), networks="\n".join(tables), first=names[0], second=names[1],
         value=" - ".join(f"{word[name]}.height" for name in names[:2]),
         data=f"data = {_text(data or 'digits')}\n" if data or not pairs else "",
-        pair=", ".join(f"'{n}'" for n in names[:2]),
+        pairs="\n".join(PAIR.format(names[0], other) for other in names[1:]),
     )  # fmt: skip
     typer.echo(write_text(file, text))
     try:

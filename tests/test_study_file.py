@@ -210,5 +210,6 @@ def test_a_new_file_is_a_study_that_is_checked(tmp_path: Path, capsys: pytest.Ca
     assert exit_code(["study", "new", str(tmp_path / "none.toml"), *groups, "--compare=c=none*"]) == 0
     assert "note: it needs a change before it runs" in (said := capsys.readouterr().err)
     assert "[networks.c]: no file matches" in said
+    assert "networks = ['a', 'c']" in (tmp_path / "none.toml").read_text()  # every group is compared with the first
     assert exit_code(["study", "show", str(file), "--out", str(tmp_path), f"--data-root={tmp_path}"]) == 0
     assert "0 of 32 steps done, 32 left" in capsys.readouterr().out
