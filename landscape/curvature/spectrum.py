@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Products, Spectrum, finite, lanczos, run, searches
+from landscape.curvature.lanczos import Products, Spectrum, finite, run, searches
 from landscape.curvature.stopping import Copies, StoppingRule, Which, wanted
 from landscape.data.memory import available_on, limit
 from landscape.probe import derived_seed
@@ -90,9 +90,9 @@ def _searched(
         known = replace(known, products=known.products + told.products)
         if not told.suspected:
             break
-        start = only.projected(_starts(off.shape[1], [seed + 1000 * missed + 1], off))[0]
-        tolerances: dict[str, Any] = {"tol": rule.tol, "tol_residual": rule.tol_residual}
-        extra = lanczos(only.first, start, 1, which=which, vectors=True, **tolerances, **memory)
+        start = only.projected(_starts(off.shape[1], [seed + 1000 * missed + 1], off))
+        asked = StoppingRule(1, which, rule.tol, rule.tol_residual)
+        extra = finite(run(only, searches(start, asked, vectors=True, **memory))[0])
         vector = _vectors(extra)[0]
         residual = length(product(vector) - float(extra.values[0]) * vector).item()
         known = replace(known, products=known.products + extra.products + 1)
@@ -159,10 +159,6 @@ class Complement:
     def __call__(self, rows: Tensor) -> Tensor:
         inside = self.projected(rows)
         return self.projected(self.product(inside)) + rows.new_tensor(self.aside)[:, None] * (rows - inside)
-
-    def first(self, vector: Tensor) -> Tensor:
-        """The first operator, (n,) -> (n,)."""
-        return self(vector[None])[0]
 
 
 def _aside(found: Spectrum, which: Which) -> float:

@@ -3,14 +3,14 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -170,19 +170,22 @@ def require_second_derivative(gradients: Sequence[Tensor]) -> None:
     Raises:
         ValueError: a function in the graph is marked once_differentiable.
     """
-    waiting = [g.grad_fn for g in gradients]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
+    for node in graph_nodes(gradients):
         if node.name() in IN_ANY_ORDER and gradients[0].device.type != "cpu":
             _note_rounding(node.name().removesuffix("Backward0"))
         if node.name().endswith("Error"):  # what torch inserts for a function marked once_differentiable
             raise ValueError("the model cannot be differentiated twice (one of its functions is once_differentiable)")
-        following = {function for function, _ in node.next_functions} - seen
-        seen |= following
-        waiting += following
+
+
+def graph_nodes(outputs: Iterable[Tensor]) -> set[Node]:
+    """The functions of the graph of some tensors."""
+    waiting = [output.grad_fn for output in outputs]
+    found: set[Node] = set()
+    while waiting:
+        if (node := waiting.pop()) is not None and node not in found:
+            found.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 @contextlib.contextmanager

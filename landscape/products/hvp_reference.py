@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from landscape.checkpoints.raw_files import json_of
 from landscape.data import structure, user_cache
 from landscape.options import counted
 from landscape.products import kinks, operator, vectors
-from landscape.products.hessian_product import differentiable_attention
+from landscape.products.hessian_product import differentiable_attention, graph_nodes
 from landscape.subject.device import name_of, wait_for
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -159,21 +159,9 @@ def reference(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -
         return Reference(curved, cached.patterns, Costs(0.0, 0.0, 0.0), 0, None)
     if each < LONG:
         each = min(each, timed(lambda: product(vector), subject.device)[0])
-    return Reference(curved, cached.patterns, Costs(0.0, once, each), _functions(subject), expected)
-
-
-def _functions(subject: Subject) -> int:
-    """How many differentiable functions a forward pass calls."""
     with torch.enable_grad(), differentiable_attention():
         loss, _ = _loss_of_few(subject)
-    seen: set[Any] = set()
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
-    return len(seen)
+    return Reference(curved, cached.patterns, Costs(0.0, once, each), len(graph_nodes([loss])), expected)
 
 
 @once_per_weights

@@ -30,11 +30,6 @@ class Labels:
         """Of a tensor that knows nothing of units: every axis has an order of its own."""
         return cls(tuple(shape), (), tuple(n > 1 for n in shape))
 
-    @classmethod
-    def constant(cls, shape: Sequence[int]) -> "Labels":
-        """Of a tensor with equal values."""
-        return cls(tuple(shape), (), (False,) * len(shape))
-
     def covers(self, axis: int) -> bool:
         """Whether an array has the axis."""
         return any(array.shape[axis] > 1 for array in self.arrays)

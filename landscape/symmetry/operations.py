@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from landscape.symmetry.labels import Calculus, Labels
+from landscape.symmetry.labels import Calculus, Labels, labels_of_constant
 
 # (calculus, labels of a value or None for what is no tensor, arguments by name, result) -> labels of the result(s)
 Find: TypeAlias = Callable[[Any], Labels]
@@ -95,7 +95,7 @@ def _restrided(calculus: Calculus, find: Find, given: Arguments, result: Any) ->
 
 
 def _constant(calculus: Calculus, find: Find, given: Arguments, result: Any) -> Any:
-    return Labels.constant(result.shape)
+    return labels_of_constant(result)
 
 
 def _reduced(calculus: Calculus, find: Find, given: Arguments, result: Any) -> Any:

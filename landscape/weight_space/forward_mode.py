@@ -112,7 +112,7 @@ class ForwardPass:
     def _outputs(self, inputs: Nested) -> Any:
         with self._products():
             outputs = self._subject.forward(self._model, inputs)
-        return map_tensors(outputs, _single)
+        return map_tensors(outputs, lambda t: t.float() if t.dtype == torch.bfloat16 else t)
 
     def losses_and_right(self, i: int) -> tuple[Tensor, Tensor]:
         """Loss and correctness of every sample of mini-batch i, (N,) each."""
@@ -165,7 +165,8 @@ class ForwardPass:
             return self._cache[i]
         inputs, targets = self._subject.batch(i)
         if self._mode.memory_format == "channels_last":
-            inputs = map_tensors(inputs, _channels_last)
+            last = torch.channels_last
+            inputs = map_tensors(inputs, lambda t: t.contiguous(memory_format=last) if t.dim() == 4 else t)
         size = sum(tensor.nbytes for tensor in tensors_in(inputs))
         if i == len(self._cache) and (len(self._cache) + 1) * size <= self._room:
             self._cache.append((inputs, targets))
@@ -194,14 +195,6 @@ def _layout(value: Nested) -> Hashable:
         return value.shape, value.dtype
     items = value.items() if isinstance(value, dict) else enumerate(value)
     return type(value), tuple((name, _layout(item)) for name, item in items)
-
-
-def _single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def forward_seconds(subject: Subject, mode: ExecutionMode, batches: Iterable[int] = (0,)) -> float:
