@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,14 @@ def power_iteration(
 
     on_gpu = subject.device.type == "cuda"
     current = torch.cuda.device(subject.device) if on_gpu else contextlib.nullcontext()  # where it moves everything
-    with (
-        _left_as_found(subject.model, parameters),
-        differentiable_attention(),
-        torch.random.fork_rng(devices=[]),
-        current,
-    ):
+    differentiated = {id(p) for p in parameters}
+    with (  # PyHessian adds to existing gradients and leaves its own
+        restoration.left_as_found(subject.model), warnings.catch_warnings(), differentiable_attention(),
+        torch.random.fork_rng(devices=[]), current,
+    ):  # fmt: skip
+        warnings.simplefilter("ignore")  # backward() with create_graph, and the package's own syntax
+        for p in subject.model.parameters():
+            p.requires_grad_(id(p) in differentiated)
         torch.default_generator.manual_seed(seed)
         engine = hessian(counted, objective, data=batch, cuda=on_gpu)
         found, vectors = engine.eigenvalues(maxIter=iterations, tol=tol, top_n=k)
@@ -90,14 +92,3 @@ def power_iteration(
         largest=nan, smallest=nan, ends=(nan, nan), nodes=none, weights=none,
         products=counted.products + k, vectors=basis,
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _left_as_found(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Restore gradients, modes and what is trainable: PyHessian adds to existing gradients and leaves its own."""
-    differentiated = {id(p) for p in parameters}
-    with restoration.left_as_found(model), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # backward() with create_graph, and the package's own syntax
-        for p in model.parameters():
-            p.requires_grad_(id(p) in differentiated)
-        yield

@@ -5,7 +5,6 @@ of their size. Here neither the loss nor its derivatives store them: each comput
 hidden states and the weights of the last layer, and the second derivative follows from a formula. Exact to rounding.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -45,8 +44,11 @@ def losses_of(subject: Subject, head: nn.Linear | None, outputs: Callable[[], An
     """The losses of samples, (N,), without logits where the model has this `chunked_head`; `outputs` runs it."""
     if head is None:
         return subject.losses(outputs(), targets)
-    with _returning_hidden_states(head):
-        hidden = outputs()
+    head.forward = lambda hidden: hidden  # type: ignore[method-assign, assignment]
+    try:
+        hidden = outputs()  # what the last layer is given, in place of the logits
+    finally:
+        del head.forward
     return chunked_cross_entropy(hidden, head.weight, head.bias, targets)
 
 
@@ -63,16 +65,6 @@ def _head(subject: Subject) -> nn.Linear | None:
         return None
     found = linear_head(subject, rows_of(subject.batch(0)[0], slice(1)))
     return found[0] if found is not None and found[2].dim() == 3 else None
-
-
-@contextlib.contextmanager
-def _returning_hidden_states(head: nn.Linear) -> Iterator[None]:
-    """Let a model return what its last layer is given in place of the logits."""
-    head.forward = lambda hidden: hidden  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        del head.forward
 
 
 def _rows(targets: Tensor, weight: Tensor) -> Iterator[slice]:

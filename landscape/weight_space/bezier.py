@@ -1,6 +1,5 @@
 """Curves of low loss between two checkpoints (Garipov et al. 2018, arXiv 1802.10026), kept in the user's cache."""
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -175,7 +174,11 @@ def _trained(train: Subject, to: Mapping[str, Tensor], training: CurveTraining) 
     parameters = {name: p for name, p in train.model.named_parameters() if name in to}
     end = {name: to[name].to(p.data) for name, p in parameters.items()}
     generator = torch.Generator().manual_seed(derived_seed(training.seed, "positions"))
-    with WeightsInPlace(train, parameters) as weights, _training(train), fixed_rng(training.seed):
+    with (
+        WeightsInPlace(train, parameters) as weights, restoration.evaluation_mode(train.model), torch.enable_grad(),
+        fixed_rng(training.seed),
+    ):  # fmt: skip
+        train.model.train()
         control = {name: torch.lerp(weights.original[name], end[name], 0.5) for name in parameters}
         trained = {name: p for name, p in train.parameters.items() if name in control}
         optimizer = torch.optim.SGD([control[name] for name in trained], lr=training.rate, momentum=MOMENTUM)
@@ -205,14 +208,6 @@ def _trained(train: Subject, to: Mapping[str, Tensor], training: CurveTraining) 
     for tensor in control.values():
         tensor.grad = None
     return control
-
-
-@contextlib.contextmanager
-def _training(subject: Subject) -> Iterator[None]:
-    """The model in training mode, with gradients; as it was afterwards."""
-    with restoration.evaluation_mode(subject.model), torch.enable_grad():
-        subject.model.train()
-        yield
 
 
 def _shuffled(subject: Subject, seed: int) -> Iterator[tuple[structure.Nested, structure.Nested]]:

@@ -151,8 +151,9 @@ class PassRecorder(OperationMode):
             return [{}] * len(written)
         if name == "stack":
             at = args[1] % written[0].dim() if len(args) > 1 else 0
+            new: Dims = (((len(read), 0),),)
             made = [
-                (written[0].shape, {n: _inserted(dims, at, len(read)) for n, dims in parts.items()})
+                (written[0].shape, {n: d if d is None else (*d[:at], *new, *d[at:]) for n, d in parts.items()})
                 for _, parts in made
             ]
         if name in ("cat", "stack") or name in COPIES or torch.Tag.pointwise in getattr(func, "tags", ()):
@@ -195,10 +196,6 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 def _own(tensor: Tensor) -> Dims:
     return tuple(((n, s),) for n, s in zip(tensor.shape, _strides(tensor.shape), strict=True))
-
-
-def _inserted(dims: Dims | None, at: int, size: int) -> Dims | None:
-    return None if dims is None else (*dims[:at], ((size, 0),), *dims[at:])
 
 
 def _merged(sources: Sequence[tuple[Sequence[int], Parts]]) -> Parts:
