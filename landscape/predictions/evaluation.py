@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -53,7 +53,8 @@ def evaluate(
     stochastic = False
     with torch.no_grad(), restoration.evaluation_mode(model):
         for i, (inputs, targets) in enumerate(batches):
-            outputs = _passes(partial(forward, model, inputs), passes, derived_seed(seed, "passes", i))
+            with fixed_rng(derived_seed(seed, "passes", i)) if passes > 1 else nullcontext():
+                outputs = [forward(model, inputs) for _ in range(passes)]
             stochastic = stochastic or any(not torch.equal(one, outputs[0]) for one in outputs[1:])
             logits = outputs[0]
             if passes > 1:  # the logarithm of the mean probabilities, which are their logits
@@ -126,14 +127,6 @@ def _perplexity(subject: Subject, loss: Tensor, correct: Tensor) -> dict[str, fl
     _, share_error = sample_statistics.mean_and_standard_error(ratio_of * (correct - share))
     tokens = {"token_loss": mean.item(), "token_loss_se": error}
     return {**tokens, "token_accuracy": share.item(), "token_accuracy_se": share_error, **metrics}
-
-
-def _passes(run: Callable[[], Tensor], passes: int, seed: int) -> list[Tensor]:
-    """Logits of every pass; several passes draw from a seed of their own."""
-    if passes == 1:
-        return [run()]
-    with fixed_rng(seed):
-        return [run() for _ in range(passes)]
 
 
 def _with_errors(scores: SampleScores) -> dict[str, Any]:
