@@ -103,9 +103,10 @@ def load(stream: Any, request: Request, *, batched: bool) -> Images | BatchList:
     Raises:
         ValueError: it fails, is empty, or its samples differ in shape.
     """
-    started: list[Any] = []
     with fixed_rng(SEED):  # the same shuffle and transforms whenever it is loaded
-        loaded = _load(stream, request, batched, started)
+        iterator = guarded(request.name, partial(iter, stream))
+        started = rng_states()  # after the seed that a loader draws for its processes
+        loaded = _load(stream, _items(request.name, iterator), request, batched)
         moved = rng_states() != started
     return replace(loaded, drawn=_draws(request.name, stream, moved))
 
@@ -124,13 +125,12 @@ def _draws(name: str, stream: Any, moved: bool) -> bool:
         return False
 
 
-def _load(stream: Any, request: Request, batched: bool, started: list[Any]) -> Images | BatchList:
+def _load(stream: Any, items: Iterator[Any], request: Request, batched: bool) -> Images | BatchList:
     name, total = request.name, _length(stream, batched)
     if total is None and str(request.samples).endswith("%"):
         raise ValueError(f"{name} returned a {type(stream).__name__} without a length; give a number with --samples")
     if batched and isinstance(getattr(stream, "sampler", None), RandomSampler):
         _log.info("%s: the loader shuffles; it is read once, with the shuffle of seed %d", name, SEED)
-    items = _items(name, stream, started)
     first = next(items, _END)
     if first is _END:
         raise ValueError(f"{name} gave 0 inputs and 0 targets; expected equally many, at least one")
@@ -151,7 +151,8 @@ def _load(stream: Any, request: Request, batched: bool, started: list[Any]) -> I
     else:
         return of_all(from_items([item for item, _ in zip(items, range(wanted or UNKNOWN))], request))  # noqa: B905
     with fixed_rng(SEED):
-        return of_all(from_batches(_items(name, stream, []), wanted, request))
+        again = _items(name, guarded(name, partial(iter, stream)))
+        return of_all(from_batches(again, wanted, request))
 
 
 def _wanted(request: Request, total: int | None) -> int | None:
@@ -204,9 +205,7 @@ def _plain(
     return images
 
 
-def _items(name: str, stream: Any, started: list[Any]) -> Iterator[Any]:
-    iterator = guarded(name, partial(iter, stream))
-    started[:] = rng_states()  # after the seed that a loader draws for its processes
+def _items(name: str, iterator: Iterator[Any]) -> Iterator[Any]:
     while (item := guarded(name, partial(next, iterator, _END))) is not _END:
         yield item
 
