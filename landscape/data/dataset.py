@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, overload
@@ -82,10 +82,7 @@ class Images:
     @property
     def sha256(self) -> str:
         """SHA-256 of everything that reaches a model: bytes, shapes and dtypes of both tensors, mean and std."""
-        return _hashed(self, (self.inputs, self.targets), self._sha256)
-
-    def _sha256(self) -> str:
-        return tensors_sha256([("", self.inputs), ("", self.targets)], f"{self.mean};{self.std}")
+        return _hashed(self, [("", self.inputs), ("", self.targets)], f"{self.mean};{self.std}")
 
 
 class BatchSource(Sequence[tuple[Nested, Nested]]):
@@ -266,14 +263,9 @@ class BatchList(BatchSource):
     @property
     def sha256(self) -> str:
         """SHA-256 of all tensors, with their shapes, dtypes and places in the batches."""
-        return _hashed(self, tuple(tensors_in(self.wholes)), self._sha256)
-
-    def _sha256(self) -> str:
-        return tensors_sha256(
-            (f"{path}:", tensor)
-            for i, (pair, whole) in enumerate(zip(self.pairs, self.wholes, strict=True))
-            for path, tensor in named_tensors({"pair": pair, "whole": whole}, str(i))
-        )
+        parts = ({"pair": pair, "whole": whole} for pair, whole in zip(self.pairs, self.wholes, strict=True))
+        named = [(f"{path}:", tensor) for i, part in enumerate(parts) for path, tensor in named_tensors(part, str(i))]
+        return _hashed(self, named)
 
     def forget_sha256(self) -> None:
         _forget(self)
@@ -309,11 +301,12 @@ def _forget(samples: Images | BatchList) -> None:
         vars(samples).pop("_digest", None)
 
 
-def _hashed(samples: Images | BatchList, tensors: Sequence[Tensor], compute: Callable[[], str]) -> str:
-    """A digest that is computed again where its tensors, which may be the caller's, have changed in place."""
+def _hashed(samples: Images | BatchList, named: Sequence[tuple[str, Tensor]], end: str = "") -> str:
+    """`tensors_sha256`, computed again where its tensors, which may be the caller's, have changed in place."""
+    now = version(tensor for _, tensor in named)
     known: tuple[tuple[int, ...], str] | None = vars(samples).get("_digest")
-    if known is None or known[0] != version(tensors):
-        known = vars(samples)["_digest"] = version(tensors), compute()
+    if known is None or known[0] != now:
+        known = vars(samples)["_digest"] = now, tensors_sha256(named, end)
     return known[1]
 
 
