@@ -168,20 +168,26 @@ def tokens_around(subject: Subject, layer: Layer, images: int) -> tuple[np.ndarr
     """Tokens of the first images in the residual stream before and after a layer's branch, (image, token, channel)."""
     assert layer.branch is not None
     before = replace(layer, tap=replace(layer.branch.leaves[0], side="input"))  # what the branch's first module reads
-    found: dict[int, np.ndarray] = {}
+    start, end = (tokens.double().numpy() for tokens in first_tokens(subject, [before, layer], images))
+    return start, end
+
+
+def first_tokens(subject: Subject, layers: Sequence[Layer], images: int) -> list[Tensor]:
+    """The tokens of the first images at every layer, (image, token, channel), on the CPU."""
+    found: dict[int, Tensor] = {}
 
     def receive(position: int, tensor: Tensor) -> None:
+        layer = layers[position]
         if tuple(tensor.shape[1:]) != layer.shape:
             raise ValueError(
                 f"{layer.name} reads {tuple(tensor.shape[1:])} and adds to {layer.shape}, expected the same tokens; "
                 "name other layers with --layers"
             )
-        maps = layer.maps(tensor.detach())
-        found[position] = maps.flatten(2).transpose(1, 2).cpu().double().numpy()
+        found[position] = layer.maps(tensor.detach()).flatten(2).transpose(1, 2).cpu()
 
-    with torch.no_grad(), subject.evaluating(), feature_hooks(subject.model, [before, layer], receive):
+    with torch.no_grad(), subject.evaluating(), feature_hooks(subject.model, layers, receive):
         subject.outputs(pixels.first_inputs(subject, images))
-    return found[0], found[1]
+    return [found[position] for position in range(len(layers))]
 
 
 def on_principal_axes(before: Sequence[np.ndarray] | np.ndarray, after: Sequence[np.ndarray] | np.ndarray) -> Values:

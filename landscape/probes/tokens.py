@@ -5,19 +5,17 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from landscape.discovery.layer import Layer
 from landscape.headline import Headline
-from landscape.layers import forward_hooks, layer_patterns
-from landscape.layers.attention_statistics import AXES, attended_layers, on_principal_axes, tokens_around
+from landscape.layers import layer_patterns
+from landscape.layers.attention_statistics import AXES, attended_layers, first_tokens, on_principal_axes, tokens_around
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.options import at_least, one_of, parse_numbers, require
 from landscape.predictions.scores import padded
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.statistics import means, stored
-from landscape.subject import pixels, weights_cache
+from landscape.subject import weights_cache
 from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject
 
@@ -170,12 +168,5 @@ def _tsne() -> Any:
 def _tokens(subject: Subject, patterns: tuple[str, ...], images: int) -> dict[str, np.ndarray]:
     """The tokens of the first images at every layer, (image, token, channel), by the layer's name."""
     layers = spatial_layers(subject, patterns)
-    found: dict[str, np.ndarray] = {}
-
-    def receive(position: int, tensor: Tensor) -> None:
-        maps = layers[position].maps(tensor.detach())
-        found[layers[position].name] = maps.flatten(2).transpose(1, 2).cpu().float().numpy()
-
-    with torch.no_grad(), subject.evaluating(), forward_hooks.feature_hooks(subject.model, layers, receive):
-        subject.outputs(pixels.first_inputs(subject, images))
-    return found
+    found = zip(layers, first_tokens(subject, layers, images), strict=True)
+    return {layer.name: tokens.float().numpy() for layer, tokens in found}
