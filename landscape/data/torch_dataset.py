@@ -139,13 +139,13 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
     drawing = unlisted and count < len(dataset)
     order = shuffled(len(dataset))[:count] if drawing else np.arange(count)
     order = order if listed is None else subset(listed, request.samples, ordered=request.ordered)
-    reads = ((row, *read_item(request.name, dataset, row)) for row in order.tolist())
+    reads = ((row, *read_item(name, dataset, row)) for row in order.tolist())
     first = next(reads)
     if not request.is_pair(first[1], request.read(f"item {first[0]}", first[1])):
         return _structured_items(request, dataset, (np.arange(count) if drawing else order).tolist())
     if drawing and not are_class_numbers(request.tensors(f"item {first[0]}", first[1])[1][None]):
         order, drawing = np.arange(count), False
-        reads = ((row, *read_item(request.name, dataset, row)) for row in order.tolist())
+        reads = ((row, *read_item(name, dataset, row)) for row in order.tolist())
         first = next(reads)
     if drawing:
         _log.info(
@@ -166,9 +166,8 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
         inputs.append(one[None])
         targets.append(wanted[None])
     for row, kept in zip(order[:REREAD].tolist(), inputs.tensor, strict=False):
-        again = request.tensors(f"item {row}", read_item(request.name, dataset, row)[0])[0]
-        if not torch.equal(again.nan_to_num(), kept.nan_to_num()):
-            raise _unsteady(name, row)
+        item = read_item(name, dataset, row)[0]
+        _refuse_unsteady(name, row, request.tensors(f"item {row}", item)[0], kept)
     if listed is not None and not np.array_equal(listed[order], _numbers(targets.tensor)):
         listed = None  # a target transform makes other classes of them
     images = replace(request.images(inputs.tensor, targets.tensor, dataset, listed), drawn=drawn)
@@ -181,16 +180,16 @@ def _numbers(targets: Tensor) -> np.ndarray:
 
 def _structured_items(request: Request, dataset: Any, rows: list[int]) -> BatchList:
     items, draws = zip(*(read_item(request.name, dataset, row) for row in rows), strict=True)
-    for row, before in zip(rows[:REREAD], items, strict=False):
-        again = structure.as_tensors(read_item(request.name, dataset, row)[0])
-        pairs = zip(structure.tensors_in(again), structure.tensors_in(structure.as_tensors(before)), strict=True)
-        if not all(torch.equal(new.nan_to_num(), kept.nan_to_num()) for new, kept in pairs):
-            raise _unsteady(request.name, row)
+    for row, kept in zip(rows[:REREAD], items, strict=False):
+        again = read_item(request.name, dataset, row)[0]
+        _refuse_unsteady(request.name, row, structure.as_tensors(again), structure.as_tensors(kept))
     return replace(iterables.from_items(items, request), drawn=any(draws))
 
 
-def _unsteady(name: str, row: int) -> ValueError:
-    return ValueError(
-        f"{name}: item {row} differs when it is read again, expected the same; switch its random transforms off, or "
-        "draw them from the global generator of torch, numpy or Python, which is seeded here"
-    )
+def _refuse_unsteady(name: str, row: int, again: structure.Nested, kept: structure.Nested) -> None:
+    pairs = zip(structure.tensors_in(again), structure.tensors_in(kept), strict=True)
+    if not all(torch.equal(new.nan_to_num(), old.nan_to_num()) for new, old in pairs):
+        raise ValueError(
+            f"{name}: item {row} differs when it is read again, expected the same; switch its random transforms off, "
+            "or draw them from the global generator of torch, numpy or Python, which is seeded here"
+        )
