@@ -128,7 +128,7 @@ def _load(request: Request, root: Path | None, split: Split) -> Images | BatchLi
     if (
         path.suffix == ".npz"
         or numpy_files.pair_of_files(name)
-        or (path.is_dir() and numpy_files.folder_of_split(path, split))
+        or (path.is_dir() and numpy_files.pair_of_split(path, split))
     ):
         images = numpy_files.load(name, split=split, samples=samples, ordered=request.ordered)
         return _sized(images, image_size, resize) if images.mean else images

@@ -34,10 +34,11 @@ def pair_of_files(name: str) -> tuple[str, str] | None:
     return (f"{inputs}.npy", targets) if comma and targets.endswith(".npy") else None
 
 
-def folder_of_split(folder: Path, split: sampling.Split) -> Path | None:
-    """The folder of the split, else the folder itself, if it holds a pair of `.npy` files."""
-    parts = [folder / part for part in SPLITS[split]]
-    return next((place for place in (*parts, folder) if _pair_in(_stems(place), split)), None)
+def pair_of_split(folder: Path, split: sampling.Split) -> tuple[Path, Path] | None:
+    """A pair of `.npy` files in the folder of the split, else in the folder itself; None if there is none."""
+    places = (*(folder / part for part in SPLITS[split]), folder)
+    found = ((place, names) for place in places if (names := _pair_in(_stems(place), split)))
+    return next(((place / f"{x}.npy", place / f"{y}.npy") for place, (x, y) in found), None)
 
 
 def load(name: str, *, split: sampling.Split, samples: sampling.Samples, ordered: bool = False) -> dataset.Images:
@@ -58,13 +59,10 @@ def load(name: str, *, split: sampling.Split, samples: sampling.Samples, ordered
     elif name.endswith(".npz"):
         x, y, whole = _archived(path, split)
     else:
-        place = folder_of_split(path, split)
-        assert place is not None
-        names = _pair_in(_stems(place), split)
-        assert names is not None
-        x, y = (mapped(place / f"{stem}.npy") for stem in names)
-        other: sampling.Split = "train" if split == "test" else "test"
-        whole = place == folder_of_split(path, other) and names == _pair_in(_stems(place), other)
+        files = pair_of_split(path, split)
+        assert files is not None
+        x, y = map(mapped, files)
+        whole = files == pair_of_split(path, "train" if split == "test" else "test")
     return replace(_images(name, x, y, samples, ordered), one_part=whole)
 
 
