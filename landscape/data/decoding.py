@@ -152,12 +152,10 @@ def sizes(pictures: Iterable[Picture]) -> Iterator[tuple[int, int]]:
 
 def common_size(sizes: Iterable[tuple[int, int]]) -> int:
     """The side of pictures if all are square, equal and small; else 224."""
-    first: tuple[int, int] | None = None
-    for width, height in sizes:
-        first = first or (width, height)
-        if (width, height) != first or width != height or width > SMALL:
-            return DEFAULT_SIZE
-    return first[0] if first else DEFAULT_SIZE
+    others = iter(sizes)
+    width, height = next(others, (DEFAULT_SIZE, DEFAULT_SIZE))
+    alike = width == height <= SMALL and all(size == (width, height) for size in others)
+    return width if alike else DEFAULT_SIZE
 
 
 def opened(source: str | bytes, name: str) -> Image.Image:
