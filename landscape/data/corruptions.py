@@ -155,18 +155,13 @@ BLOCK = 256  # images that are made at a time
 _log = logging.getLogger(__name__)
 
 
-def folder() -> Path | None:
-    """Where corruptions are kept; None if nothing is kept."""
-    return user_cache.folder("corruptions", "generated corruptions")
-
-
 def kept(clean: Tensor, name: str, severity: int, seed: int) -> Tensor:
     """`corrupted` of all images (N, 3, H, W), read from the cache where they are known.
 
     The file is found by the digest of the clean images, package, seed, corruption and severity; a file whose content
     has another digest than when it was written is made again.
     """
-    place = folder()
+    place = user_cache.folder("corruptions", "generated corruptions")
     key = f"{maker()};{seed};{name};{severity};{tuple(clean.shape)};".encode()
     digest = hashlib.sha256(key + clean.contiguous().numpy().tobytes()).hexdigest()[:32]
     path = place / f"{digest}.uint8" if place is not None else None
