@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -209,6 +209,7 @@ class BatchList(BatchSource):
     drawn: bool = False  # the source transforms its samples at random; each was drawn once
     shifted: bool = False  # the source gave the tokens themselves as targets, which are now those after them
     available: int = 0  # samples that the source has, of which these were taken; 0 where it does not say
+    images: ClassVar[None] = None  # type: ignore[misc]
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -269,10 +270,6 @@ class BatchList(BatchSource):
 
     def forget_sha256(self) -> None:
         _forget(self)
-
-    @property
-    def images(self) -> None:  # type: ignore[override]
-        return None
 
 
 def uneven(sizes: Sequence[int]) -> bool:
