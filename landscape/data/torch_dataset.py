@@ -168,14 +168,11 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
     for row, kept in zip(order[:REREAD].tolist(), inputs.tensor, strict=False):
         item = read_item(name, dataset, row)[0]
         _refuse_unsteady(name, row, request.tensors(f"item {row}", item)[0], kept)
-    if listed is not None and not np.array_equal(listed[order], _numbers(targets.tensor)):
+    numbers = targets.tensor if are_class_numbers(targets.tensor) else torch.empty(0)
+    if listed is not None and not np.array_equal(listed[order], numbers.numpy()):
         listed = None  # a target transform makes other classes of them
     images = replace(request.images(inputs.tensor, targets.tensor, dataset, listed), drawn=drawn)
     return images.take(balanced(images.targets.numpy())) if unlisted and are_class_numbers(images.targets) else images
-
-
-def _numbers(targets: Tensor) -> np.ndarray:
-    return targets.numpy() if are_class_numbers(targets) else np.array([])
 
 
 def _structured_items(request: Request, dataset: Any, rows: list[int]) -> BatchList:
