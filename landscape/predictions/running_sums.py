@@ -43,7 +43,7 @@ def orders_of(members: int, count: int, seed: int) -> np.ndarray:
 class RunningSums:
     """Sums over the members seen so far of one mini-batch's probabilities; members come in the order of their number.
 
-    A sample may have several rows, one per label or pixel; its scores are means over them. Memory: (subsets + 3) x rows
+    A sample may have several rows, one per label or pixel; its scores are means over them. Memory: (subsets + 2) x rows
     x classes, in double precision.
     """
 
@@ -81,12 +81,10 @@ class RunningSums:
             self._sums = torch.full(shape, -math.inf, dtype=torch.float64, device=logits.device)
             self._probability = torch.zeros_like(logarithms)
             self._logarithm, self._own = torch.zeros_like(logarithms), torch.zeros_like(logarithms[..., 0])
-            self._first = torch.full_like(logarithms, -math.inf)
         probability = logarithms.exp()
         rows = [place for subset, place in self._place.items() if self._added in subset]
         if rows:
             self._sums[rows] = torch.logaddexp(self._sums[rows], logarithms)
-        self._first = torch.logaddexp(self._first, logarithms)
         self._own += _expectation(probability, logarithms)
         self._probability += probability
         self._logarithm += logarithms
@@ -94,7 +92,8 @@ class RunningSums:
         self.member_scores.append(sample_scores(logarithms, self._targets))
         self.predicted.append(logarithms.argmax(dim=-1))
         if self._added in self._sizes:
-            mean = self._first - math.log(self._added)
+            first = self._place.get(frozenset(range(self._added)))  # of the first order; None of one member
+            mean = logarithms if first is None else self._sums[first] - math.log(self._added)
             self.predictive_entropy.append(-self._of_samples(_expectation(mean.exp(), mean)))
             self.aleatoric_entropy.append(-self._of_samples(self._own / self._added))
             self.temperature_sums.append(np.stack([self._temperature(mean, half) for half in (True, False)]))
