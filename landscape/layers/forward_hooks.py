@@ -74,8 +74,8 @@ class FeatureHooks:
     """What one probe does during the forward pass of one mini-batch; receivers take the position of a layer first."""
 
     layers: Sequence[Layer]
-    on_features: Callable[[int, Tensor], None]  # must not keep the tensor or a view of it
-    values: Callable[[], Values]  # what the probe stores, called after the pass
+    on_features: Callable[[int, Tensor], None] | None = None  # must not keep the tensor or a view of it
+    values: Callable[[], Values] = dict  # what the probe stores, called after the pass
     on_attention: Callable[[int, AttentionMaps], None] | None = None  # takes the maps of the layer's branch
     on_heads: Callable[[int, Tensor], None] | None = None  # takes the outputs of its heads, (row, head, query, channel)
     on_maps: Callable[[int, MapPart], None] | None = None  # takes the maps of some images after the others
@@ -136,11 +136,11 @@ def _give_features(receivers: Sequence[tuple[FeatureHooks, int]], tensor: Tensor
     parts: dict[Hashable, tuple[Layer, list[Callable[[MapPart], None]]]] = {}
     for hook, position in receivers:
         layer = hook.layers[position]
-        if hook.on_maps is None or position not in hook.in_parts:
-            hook.on_features(position, tensor)
-        else:
+        if hook.on_maps is not None and position in hook.in_parts:
             order = layer.layout, layer.prefix, layer.grid
             parts.setdefault(order, (layer, []))[1].append(partial(hook.on_maps, position))
+        elif hook.on_features is not None:
+            hook.on_features(position, tensor)
     for layer, several in parts.values():
         for part in map_parts(layer.maps(tensor)):
             for receive in several:

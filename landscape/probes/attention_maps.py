@@ -100,9 +100,7 @@ class AttentionPictures(Probe):
                 some = self._attended(layer, kind, maps.chunk(slice(image, image + 1)))
                 found[image, position, :, :height, :width] = some.double().cpu().numpy()
 
-        def nothing(position: int, tensor: Tensor) -> None: ...
-
-        FeatureHooks(layers, nothing, dict, on_attention).run(subject, (batch,))
+        FeatureHooks(layers, on_attention=on_attention).run(subject, (batch,))
         return found
 
     def _attended(self, layer: Layer, kind: statistics.Kind, maps: Tensor) -> Tensor:

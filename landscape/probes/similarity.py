@@ -109,7 +109,7 @@ class Similarity(Probe):
             theirs = own
             if other is not subject:
                 theirs = unknown(len(others))
-                FeatureHooks(others, partial(receive, theirs, others), dict).run(other, index)
+                FeatureHooks(others, partial(receive, theirs, others)).run(other, index)
             sums = {"hsic": hsic(own, theirs), "hsic_layer": hsic_of_itself(own), "hsic_other": hsic_of_itself(theirs)}
             return {"samples": samples, **transferred(sums)}
 

@@ -115,10 +115,10 @@ class Uncertainty(Probe):
                 if first:
                     found["data"][position] = _products(maps, self.reach)
 
-            forward_hooks.FeatureHooks(layers, on_features, dict).run(subject, index)
+            forward_hooks.FeatureHooks(layers, on_features).run(subject, index)
             if member == 0:
                 noise = with_inputs(inputs, _gaussian(unpositioned(inputs), subject.seed, i))
-                forward_hooks.FeatureHooks(layers, on_noise, dict).run(subject, index, noise)
+                forward_hooks.FeatureHooks(layers, on_noise).run(subject, index, noise)
         values: dict[str, Any] = {"samples": subject.samples(i)}
         per_image = [spread.per_image() for spread in spreads]
         for name in per_image[0]:

@@ -82,7 +82,7 @@ class Variance(Probe):
             total, squares, power = sums.cpu().numpy()
             return {"samples": samples, "variance_sum": total, "variance_square_sum": squares, "square_sum": power}
 
-        return FeatureHooks(layers, lambda position, tensor: None, values, on_maps=on_maps, in_parts=found.keys())
+        return FeatureHooks(layers, values=values, on_maps=on_maps, in_parts=found.keys())
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         members = {"variance_member_se": error_over_members(data, "variance_sum")} if data["done"].ndim > 1 else {}
