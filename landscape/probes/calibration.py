@@ -104,13 +104,13 @@ class Calibration(Probe):
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches share the temperature, which is fitted in one pass over all of them."""
-        fit = _fit(subject, self.seed)
+        temperature, known = _fit(subject, self.seed)
         rows = max(map(subject.samples, range(len(subject.batches))))
         for unit in units:
             (i,) = unit.index
-            logits, targets = fit.logits[i] if fit.logits else logits_and_targets(subject, i)
+            logits, targets = known[i] if known else logits_and_targets(subject, i)
             scores = vars(sample_scores(logits, targets))
-            scaled = vars(sample_scores(logits / fit.temperature.value, targets))
+            scaled = vars(sample_scores(logits / temperature.value, targets))
             values = {f"sample_{name}": value for name, value in scores.items()}
             for name in SCALED:
                 if name in scaled:
@@ -118,8 +118,8 @@ class Calibration(Probe):
                     scaled[name][in_fit(subject, self.seed, i)] = np.nan
             yield {
                 **{name: padded(value, rows) for name, value in values.items()},
-                "fitted_temperature": fit.temperature.value,
-                "fitted_temperature_se": fit.temperature.error,
+                "fitted_temperature": temperature.value,
+                "fitted_temperature_se": temperature.error,
             }
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
@@ -188,15 +188,12 @@ def _temperature(data: Mapping[str, np.ndarray]) -> dict[str, float]:
     }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Fit:
-    temperature: Temperature
-    logits: tuple[tuple[Tensor, Tensor], ...]  # of every mini-batch, with its targets; empty where there are too many
-
-
 @once_per_weights
-def _fit(subject: Subject, seed: int) -> _Fit:
-    """The temperature of one half of the samples, in one pass over the data."""
+def _fit(subject: Subject, seed: int) -> tuple[Temperature, list[tuple[Tensor, Tensor]]]:
+    """The temperature of one half of the samples, in one pass over the data.
+
+    With the logits and targets of every mini-batch; without any where there are too many.
+    """
     fit, kept = TemperatureFit(), []
     keeps = True
     for i in range(len(subject.batches)):
@@ -207,4 +204,4 @@ def _fit(subject: Subject, seed: int) -> _Fit:
         keeps = keeps and logits[0].numel() * len(subject) <= KEPT
         if keeps:
             kept.append((logits, targets))
-    return _Fit(fit.fitted(), tuple(kept))
+    return fit.fitted(), kept if keeps else []
