@@ -104,17 +104,12 @@ class ProbeLinear(Probe):
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
-        fits = [self._fitted(subject, i, member) for member in range(subject.members)]
-        if not fits:
-            values, hits = self._fitted(subject, i, None)
-            accuracy, error = mean_and_standard_error(hits)
-            return {"accuracy": accuracy, "accuracy_se": error, **values}
-        accuracy, error = mean_and_standard_error(torch.stack([hits for _, hits in fits]).mean(dim=0))
-        each = torch.stack([hits.mean() for _, hits in fits])
+        fits = [self._fitted(subject, i, member) for member in range(subject.members) or (None,)]
+        hits = torch.stack([own for _, own in fits])  # (member, N)
+        accuracy, error = mean_and_standard_error(hits.mean(dim=0))
         means = {name: float(np.mean([values[name] for values, _ in fits])) for name in fits[0][0]}
-        return {
-            "accuracy": accuracy, "accuracy_se": error, "accuracy_member_se": mean_and_standard_error(each)[1], **means,
-        }  # fmt: skip
+        of_members = {"accuracy_member_se": mean_and_standard_error(hits.mean(dim=1))[1]} if subject.members else {}
+        return {"accuracy": accuracy, "accuracy_se": error, **means, **of_members}
 
     def _fitted(self, subject: Subject, i: int, member: int | None) -> tuple[dict[str, float], Tensor]:
         """What is stored of a classifier on the features of layer i, and which samples it gets right, (N,)."""
