@@ -8,6 +8,7 @@ A direction file holds `xdirection/0`, `xdirection/1`, ...: one array per parame
 state dict; the same under `ydirection`.
 """
 
+import collections
 import contextlib
 import io
 import logging
@@ -18,7 +19,7 @@ import h5py
 import numpy as np
 
 from landscape.exchange.grid import Grid, ProjectedTrajectory, ascending
-from landscape.results.hdf5_file import reject_external
+from landscape.results.hdf5_file import checked_groups
 
 _log = logging.getLogger(__name__)
 UNFILLED = -1.0
@@ -84,7 +85,7 @@ def _eigenvalues(path: Path, found: Mapping[str, np.ndarray]) -> dict[str, np.nd
 def _reading(path: Path) -> Iterator[h5py.File]:
     """The file open for reading; ValueError for one that refers to other files."""
     with h5py.File(path, "r") as file:
-        reject_external(file, path, links=True)
+        collections.deque(checked_groups(file, path, links=True), maxlen=0)
         yield file
 
 

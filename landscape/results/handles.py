@@ -304,9 +304,7 @@ def _text(stored: bytes) -> str:
 
 
 def scales_of(dataset: h5py.h5d.DatasetID, places: Mapping[int, str]) -> list[list[str]]:
-    """Names of the scales of every axis that lie in the dataset's own group; empty for a scale."""
-    if h5py.h5ds.is_scale(dataset):
-        return []
+    """Names of the scales of every axis that lie in the dataset's own group."""
     if not h5py.h5a.exists(dataset, LIST):
         return [[] for _ in dataset.shape]
     attached = h5py.h5a.open(dataset, LIST)

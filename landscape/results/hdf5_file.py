@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import math
@@ -46,25 +47,15 @@ class Group(NamedTuple):
     header: Header | None = None
 
 
-def reject_external(file: h5py.File, path: Path, *, links: bool) -> None:
-    """Reject HDF5 files with external storage, virtual datasets, or arrays larger than the file can hold.
-
-    With `links` soft and external links too: before writing, because one could redirect the write.
-
-    Raises:
-        ValueError: names the first offender.
-    """
-    for _ in checked_groups(file, path, links=links):
-        pass
-
-
 def checked_groups(file: h5py.File, path: Path, *, links: bool = False, on_demand: bool = False) -> Iterator[Group]:
     """Every group with its datasets, all of which may be read; the root first, then in alphabetical order.
 
-    With `on_demand` the arrays of a result are opened and checked when they are asked for.
+    Files with external storage, virtual datasets, or arrays larger than the file can hold are rejected; with `links`
+    those with soft and external links too: before writing, because one could redirect the write. With `on_demand` the
+    arrays of a result are opened and checked when they are asked for.
 
     Raises:
-        ValueError: as `reject_external`, before the group in question is returned.
+        ValueError: names the first offender, before its group is returned.
     """
     size = path.stat().st_size
     count, image = 0, Image.of(file, size)
@@ -263,7 +254,7 @@ def check(path: Path, *, writable: bool = False, content: bool = True) -> None:
     with naming_damage(path), reading(path) as file:
         version = file.attrs.get("format")
         if content:
-            reject_external(file, path, links=writable)
+            collections.deque(checked_groups(file, path, links=writable), maxlen=0)
     if not isinstance(version, int | np.integer):
         what = "give another --out" if writable else f"if it is a surface of another tool: landscape import {path}"
         raise ValueError(f"{path} is not a results file of landscape (no attribute format); {what}")

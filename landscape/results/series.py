@@ -138,13 +138,13 @@ def _stored(file: h5py.File, key: run_key.RunKey, rows: Rows) -> h5py.Group:
     """The group of a series with exactly these rows."""
     (axis,) = key.plan.over
     name = groups.name_with_digest(file, key.probe, key.digest)
+    created = None
     if name is not None and not _extensible(file[name], key):  # a copy by another command
-        before = dict(file[name].attrs)
+        created = file[name].attrs.get("created")
         del file[name]
-        group = _opened(file, key)
-        group.attrs["created"] = before.get("created", group.attrs["created"])
-    else:
-        group = _opened(file, key)
+    group = _opened(file, key)
+    if created is not None:
+        group.attrs["created"] = created
     coordinates = np.array(sorted(rows), np.int64)
     columns: run_key.Arrays = {
         quantity: np.array([rows[at][quantity] for at in coordinates.tolist()], group[quantity].dtype)
