@@ -75,7 +75,9 @@ class Plan:
 
     def axis(self, name: str) -> np.ndarray:
         """Coordinate values of a unit axis or a further axis."""
-        return self.over[name] if name in self.over else self.axes[name]
+        if name not in (axes := {**self.axes, **self.over}):
+            raise ValueError(f"the plan has a quantity over {name}, and no such axis; it has {', '.join(axes)}")
+        return axes[name]
 
 
 @dataclass(frozen=True)

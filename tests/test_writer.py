@@ -127,6 +127,16 @@ def test_a_value_that_the_plan_does_not_promise_is_refused(path: Path) -> None:
         Writer(path, key) as writer,
     ):
         writer.write(key.plan.unit((0, 0)), {"value": 1.0})
+    with (
+        pytest.raises(ValueError, match=r"measured vector of shape \(9,\), its plan promises"),
+        Writer(path, key) as writer,
+    ):
+        writer.write(key.plan.unit((0, 0)), {"value": 1.0, "vector": np.zeros(9)})  # before it is in the journal
+
+
+def test_a_quantity_over_an_axis_that_the_plan_lacks_is_named() -> None:
+    with pytest.raises(ValueError, match="a quantity over tensr, and no such axis; it has bin, "):
+        small().plan.axis("tensr")
 
 
 def test_units_of_another_plan_are_not_mixed_in(path: Path) -> None:

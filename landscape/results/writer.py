@@ -176,7 +176,12 @@ def record_of(key: RunKey, unit: Unit, values: Values) -> Record:
         data[MICRO_BATCHES] = int(values[MICRO_BATCHES])
     if set(values) - {MICRO_BATCHES} != set(wanted):
         raise ValueError(f"{key.probe} measured {sorted(values)}, its plan promises {sorted(wanted)}")
-    return Record(data, {name: np.asarray(values[name], wanted[name].dtype) for name in wanted})
+    arrays = {name: np.asarray(values[name], wanted[name].dtype) for name in wanted}
+    for name, array in arrays.items():
+        shape = tuple(len(key.plan.axis(axis)) for axis in wanted[name].dims)
+        if array.shape not in ((), shape):
+            raise ValueError(f"{key.probe} measured {name} of shape {array.shape}, its plan promises {shape}")
+    return Record(data, arrays)
 
 
 def discard(path: Path, key: RunKey) -> None:
