@@ -214,11 +214,7 @@ class BatchList(BatchSource):
     def __len__(self) -> int:
         return len(self.pairs)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[Nested, Nested]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[Nested, Nested]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[Nested, Nested] | list[tuple[Nested, Nested]]:
+    def __getitem__(self, index: Any) -> Any:
         return list(self.pairs[index]) if isinstance(index, slice) else self.pairs[index]
 
     def to(self, device: torch.device | str) -> "BatchList":
