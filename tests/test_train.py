@@ -6,6 +6,7 @@ import csv
 import errno
 import math
 import os
+import pkgutil
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
@@ -172,8 +173,9 @@ def test_an_interruption_at_any_write_loses_nothing(
     whole = tmp_path / "whole"
     given = {"recipe": short(2), "model_args": SMALL, "snapshots": 1}
     train("vit_demo", source, out=whole, **given)
-    for victim in ("write_snapshot", "write_metrics", "write_state", "tidy"):
-        killed, write = tmp_path / victim, getattr(run_folder, victim)
+    for name in ("train.write_checkpoint", "run_folder.write_metrics", "run_folder.write_state", "run_folder.tidy"):
+        killed, victim = tmp_path / name, f"landscape.training.{name}"
+        write = pkgutil.resolve_name(victim)
         for survived in range(5):
             calls = iter(range(100))
 
@@ -184,7 +186,7 @@ def test_an_interruption_at_any_write_loses_nothing(
                     raise KeyboardInterrupt
                 write(*args, **named)
 
-            monkeypatch.setattr(run_folder, victim, once_too_often)
+            monkeypatch.setattr(victim, once_too_often)
             with suppress(KeyboardInterrupt):
                 train("vit_demo", source, out=killed, **given)
         monkeypatch.undo()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.checkpoints.checkpoint import read_checkpoint, save_atomically, write_checkpoint
+from landscape.checkpoints.checkpoint import read_checkpoint, save_atomically
 from landscape.checkpoints.file_names import FINAL
 from landscape.results.replacing import write_text
 
@@ -61,14 +61,6 @@ def locked(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 folder.rmdir()
         os.close(handle)
-
-
-def write_snapshot(
-    path: Path, identity: RunIdentity, state_dict: Mapping[str, Tensor], *, epoch: float, metrics: Mapping[str, float],
-    optimizer: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
-    """Write one checkpoint of the run, atomically, with the state of its optimiser if that is given."""
-    write_checkpoint(path, **asdict(identity), state_dict=state_dict, epoch=epoch, metrics=metrics, optimizer=optimizer)
 
 
 def half_precision(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

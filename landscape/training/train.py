@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape import models
+from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.checkpoints.file_names import DECODER, FINAL, FINAL_EMA
 from landscape.checkpoints.user_code import kept_rng, seed_torch
 from landscape.data.dataset import Batches, Images
@@ -313,7 +314,8 @@ def _snapshot(
             held = objective.autoencoder(network.state_dict())
         kept = run.snapshot_optimizer and name != FINAL_EMA
         optimizer = named_state(run.trainer.optimizer, run.trainer.network) if kept else None
-        run_folder.write_snapshot(path, identity, held, epoch=epoch, metrics=named, optimizer=optimizer)
+        written = {"state_dict": held, "epoch": epoch, "metrics": named, "optimizer": optimizer}
+        write_checkpoint(path, **asdict(identity), **written)
 
 
 def _diverged(run: _Run, step: int, loss: float) -> Diverged:
