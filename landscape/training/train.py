@@ -205,11 +205,6 @@ class _Run:
     snapshot_optimizer: bool
     monitor: monitor_options.MonitorOptions | None
 
-    @property
-    def spacing(self) -> int:
-        """Epochs between two snapshots."""
-        return self.snapshots or math.ceil(self.trainer.recipe.epochs / SNAPSHOTS)
-
 
 def _train(run: _Run, report: Report | None) -> None:
     """Train the remaining epochs. A snapshot that was written before a kill would be the same again, and is skipped."""
@@ -235,7 +230,7 @@ def _finish_epoch(
     schedule, epochs = run.trainer.schedule, run.trainer.recipe.epochs
     step = epoch * schedule.per_epoch
     metrics = _metrics(run, step, run.trainer.network)
-    if epoch % run.spacing == 0:
+    if epoch % (run.snapshots or math.ceil(epochs / SNAPSHOTS)) == 0:
         _write_intermediate(run, epoch, step, metrics)
     seconds = time.perf_counter() - began
     result = EpochResult(epoch, epochs, train_loss, seconds=seconds, lr=schedule.rate(step - 1), **metrics)
