@@ -64,11 +64,10 @@ def test_normalisation_is_the_closed_form() -> None:
     assert plain.normalised(images.inputs) is images.inputs
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_batch_i_holds_rows_i_b_onward(drop_last: bool) -> None:
+def test_batch_i_holds_rows_i_b_onward() -> None:
     images = random_images(10)
-    batches = Batches(images, 4, drop_last=drop_last)
-    assert len(batches) == len(list(batches)) == (2 if drop_last else 3)
+    batches = Batches(images, 4)
+    assert len(batches) == len(list(batches)) == 3
     for i, (inputs, targets) in enumerate(batches):
         assert torch.equal(inputs, images.normalised(images.inputs[4 * i : 4 * i + 4]))
         assert torch.equal(targets, images.targets[4 * i : 4 * i + 4])

@@ -152,14 +152,12 @@ class Batches(BatchSource):
     batch_size: int
     augmentation: augment.Augmentation | None = None
     seed: int = 0
-    drop_last: bool = False  # leave out a last, smaller batch
 
     def __post_init__(self) -> None:
         at_least("batch_size", self.batch_size, 1)
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.images), self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
+        return -(-len(self.images) // self.batch_size)
 
     @overload
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
