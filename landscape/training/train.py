@@ -309,8 +309,7 @@ def _snapshot(
             held = objective.autoencoder(network.state_dict())
         kept = run.snapshot_optimizer and name != FINAL_EMA
         optimizer = named_state(run.trainer.optimizer, run.trainer.network) if kept else None
-        written = {"state_dict": held, "epoch": epoch, "metrics": named, "optimizer": optimizer}
-        write_checkpoint(path, **asdict(identity), **written)
+        write_checkpoint(path, **asdict(identity), state_dict=held, epoch=epoch, metrics=named, optimizer=optimizer)
 
 
 def _diverged(run: _Run, step: int, loss: float) -> Diverged:
