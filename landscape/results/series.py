@@ -142,7 +142,8 @@ def _stored(file: h5py.File, key: run_key.RunKey, rows: Rows) -> h5py.Group:
     if name is not None and not _extensible(file[name], key):  # a copy by another command
         created = file[name].attrs.get("created")
         del file[name]
-    group = _opened(file, key)
+    empty = replace(key.plan, over={axis: np.array([], np.int64)})
+    group = groups.open_or_create(file, replace(key, plan=empty))
     if created is not None:
         group.attrs["created"] = created
     coordinates = np.array(sorted(rows), np.int64)
@@ -159,11 +160,6 @@ def _stored(file: h5py.File, key: run_key.RunKey, rows: Rows) -> h5py.Group:
         group.attrs["finished"] = ""
     groups.seal(group)
     return group
-
-
-def _opened(file: h5py.File, key: run_key.RunKey) -> h5py.Group:
-    (axis,) = key.plan.over
-    return groups.open_or_create(file, replace(key, plan=replace(key.plan, over={axis: np.array([], np.int64)})))
 
 
 def _extensible(group: h5py.Group, key: run_key.RunKey) -> bool:

@@ -148,16 +148,13 @@ def _group_norm(calculus: Calculus, find: Find, given: Arguments, result: Any) -
 
 
 def _product(calculus: Calculus, find: Find, given: Arguments, result: Any) -> Any:
-    """mm, bmm, addmm, baddbmm."""
+    """mm, bmm, addmm, baddbmm; of a vector, as in mv, addmv, dot, over the last axis of both."""
     values = [find(value) for value in given.values() if isinstance(value, Tensor)]
-    product = calculus.contract(*values[-2:])
-    return calculus.combine(product, values[0]) if len(values) == 3 else product
-
-
-def _vector_product(calculus: Calculus, find: Find, given: Arguments, result: Any) -> Any:
-    """mv, addmv, dot: over the last axis of both."""
-    values = [find(value) for value in given.values() if isinstance(value, Tensor)]
-    product = calculus.reduce(calculus.combine(*values[-2:]), [-1], keepdim=False)
+    first, second = values[-2:]
+    if len(second.shape) > 1:
+        product = calculus.contract(first, second)
+    else:
+        product = calculus.reduce(calculus.combine(first, second), [-1], keepdim=False)
     return calculus.combine(product, values[0]) if len(values) == 3 else product
 
 
@@ -248,8 +245,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(REDUCTIONS, _reduced),
     **dict.fromkeys(SOFTMAX, _softmax),
     **dict.fromkeys(BATCH_NORMS, _batch_norm),
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
-    **dict.fromkeys(("mv", "addmv", "dot"), _vector_product),
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot"), _product),
     "linear": _linear, "convolution": _convolution, "_convolution": _convolution, "mkldnn_convolution": _convolution,
     "native_layer_norm": _layer_norm, "rms_norm": _layer_norm, "_fused_rms_norm": _layer_norm,
     "native_group_norm": _group_norm, "group_norm": _group_norm,

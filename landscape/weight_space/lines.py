@@ -136,7 +136,7 @@ def _towards(subject: Subject, path: Path) -> StraightLine:
     """The line to another checkpoint of the same model at t = 1; it also moves weights that are not trainable."""
     other, own = other_networks.read_beside(subject, path), subject.model.state_dict()
     # Raises for the first weight that does not fit.
-    weight_differences.difference(other, {name: own[name] for name in subject.parameters})
+    weight_differences.tensors_like(other, {name: own[name] for name in subject.parameters})
     name = str(path) if str(path) in subject.origin.others else file_names.label_of(other.path)
     line = line_to(subject, with_model_keys(other.state_dict, set(own)), name, state_dict_sha256(other.state_dict))
     if not any(bool(change.any()) for change in line.direction.values()):

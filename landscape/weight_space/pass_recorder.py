@@ -45,7 +45,10 @@ class PassRecorder(OperationMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.added: set[str] = set()  # added to activations, and never multiplied with any or looked up by the input
         self._shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-        self._made: dict[Any, Parts] = {_key(p): {name: _own(p)} for name, p in parameters.items()}
+        self._made: dict[Any, Parts] = {
+            _key(p): {name: tuple(((n, s),) for n, s in zip(p.shape, _strides(p.shape), strict=True))}
+            for name, p in parameters.items()
+        }
         # Storages whose values depend on those of the input.
         self._inputs = {_storage(t) for t in tensors_in(inputs)}
         self._summed: dict[str, set[Filters | None]] = {}
@@ -192,10 +195,6 @@ def _key(tensor: Tensor) -> tuple[Any, ...]:
 def _strides(shape: Sequence[int]) -> list[int]:
     """Strides of a contiguous tensor."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-
-
-def _own(tensor: Tensor) -> Dims:
-    return tuple(((n, s),) for n, s in zip(tensor.shape, _strides(tensor.shape), strict=True))
 
 
 def _merged(sources: Sequence[tuple[Sequence[int], Parts]]) -> Parts:
