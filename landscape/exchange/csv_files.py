@@ -59,7 +59,7 @@ def table_in(path: Path) -> CorruptionTable | HybridTable | None:
     """
     if not path.is_file() or h5py.is_hdf5(path):
         return None
-    _, first = next(_rows(path), (1, []))
+    _, first = next(table_rows(path), (1, []))
     if WEIGHT in first and any(name.endswith(ENDING) for name in first):
         return _hybrid_table(path)
     return corruption_table(path) if _is_of_corruptions(first) else None
@@ -79,7 +79,7 @@ def corruption_table(path: Path) -> CorruptionTable:
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}; give a CSV with the columns corruption,severity,accuracy,nll,ece")
-    rows = [row for row in _rows(path) if row[1]]
+    rows = [row for row in table_rows(path) if row[1]]
     if not 0 < len(rows) <= MOST_ROWS or not _is_of_corruptions(rows[0][1]):
         raise ValueError(
             f"{path} is no table of corruptions; expected the {len(PUBLISHED) - 1} or {len(PUBLISHED)} columns of a "
@@ -107,7 +107,7 @@ def corruption_table(path: Path) -> CorruptionTable:
 
 def _hybrid_table(path: Path) -> HybridTable:
     """The table of a CSV with a header of `weight` and columns that end in `_accuracy`."""
-    (_, header), *lines = (row for row in _rows(path) if row[1])
+    (_, header), *lines = (row for row in table_rows(path) if row[1])
     for name in header:
         if not (name == WEIGHT or name.endswith(ENDING)) or header.count(name) > 1:
             raise ValueError(f"{path} has the column {name[:40] or 'without a name'}, expected {HYBRID}, each once")
@@ -124,10 +124,6 @@ def _hybrid_table(path: Path) -> HybridTable:
     weights = tuple(sorted(found))
     names = [name for name in header if name != WEIGHT]
     return HybridTable(weights, {name: np.array([found[weight][name] for weight in weights]) for name in names})
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    return ((number, [part.strip() for part in row]) for number, row in table_rows(path))
 
 
 def _cells(path: Path, header: Sequence[str], rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, str]]]:

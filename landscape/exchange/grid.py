@@ -88,9 +88,10 @@ def ascending(axes: Sequence[np.ndarray]) -> tuple[list[np.ndarray], tuple[np.nd
 
 
 def table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a CSV file with their numbers. Raises ValueError: a field is longer than any that a table has."""
+    """Number and cells of the lines of a CSV file. Raises ValueError: a cell is longer than any that a table has."""
     with path.open(newline="", encoding="utf-8", errors="replace") as stream:
         try:
-            yield from enumerate(csv.reader(stream), start=1)
+            for number, row in enumerate(csv.reader(stream), start=1):
+                yield number, [cell.strip() for cell in row]
         except csv.Error as error:
             raise ValueError(f"{path} is not a table ({error}); give one with short fields") from None
