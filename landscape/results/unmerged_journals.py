@@ -22,6 +22,7 @@ from landscape.results.journal import Busy, Journal, NotAJournal, Record, record
 
 LARGEST = 2**26  # bytes of a result that is created from its journal alone
 MOST_ARRAYS = 1000  # of a result, which has 60 at most
+SHOWN = 8  # ranges of unfinished units
 RESERVED = 50  # attributes that are added to those of a journal
 DIGEST = re.compile(r"[0-9a-f]{10}")
 UNREADABLE = (*hdf5_file.DAMAGE, LookupError, ValueError, struct.error)
@@ -183,12 +184,12 @@ class Standing:
     def finished(self) -> int:
         return int(self.done.sum())
 
-    def missing(self, most: int = 8) -> str:
-        """The unfinished units as ranges of their positions in the plan, such as `3-8, 12`; the first `most` ranges."""
+    def missing(self) -> str:
+        """The unfinished units as ranges of their positions in the plan, such as `3-8, 12`; `SHOWN` ranges at most."""
         at = np.flatnonzero(~self.done.ravel())
         runs = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1) if at.size else []
-        shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:most]]
-        return ", ".join([*shown, *(["..."] if len(runs) > most else [])])
+        shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:SHOWN]]
+        return ", ".join([*shown, *(["..."] if len(runs) > SHOWN else [])])
 
 
 def standings(path: Path) -> list[Standing]:

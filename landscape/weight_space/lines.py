@@ -104,7 +104,7 @@ def lines_of(
             direction = random_direction(
                 uses.movable(weights), seed=k, axis=0, normalize=normalize, ignore=ignore, filters=uses.filters
             )
-            name, identity = f"random direction, seed {k}", uses.identity("random")
+            name, identity = f"random direction, seed {k}", uses.identity
             lines.append(StraightLine("random", name, direction, units, identity=identity, filters=uses.words))
         return lines
     if along == "eigen":

@@ -170,7 +170,7 @@ def plane_of(subject: Subject, kind: str, *, normalize: Normalize, ignore: str, 
         )
         names = "first random direction", "second random direction"
         units = length_units(normalize)
-        return Plane("random", (first, second), names, units, identity=uses.identity("random"), filters=uses.words)
+        return Plane("random", (first, second), names, units, identity=uses.identity, filters=uses.words)
     if kind == "eigen":
         return _eigen_plane(subject, seed)
     if "," in kind:

@@ -41,11 +41,12 @@ class WeightUses:
         """The weights without the parameters that are only added."""
         return {name: weight for name, weight in weights.items() if name not in self.added}
 
-    def identity(self, kind: str) -> Any:
-        """A kind of direction with what it depends on beyond seed, weights and options, for the run key."""
+    @property
+    def identity(self) -> Any:
+        """What a random direction depends on beyond seed, weights and options, for the run key."""
         if not (self.filters or self.added):
-            return kind
-        return {kind: {n: [f.shape, f.summed] for n, f in self.filters.items()}, "not moved": self.added}
+            return "random"
+        return {"random": {n: [f.shape, f.summed] for n, f in self.filters.items()}, "not moved": self.added}
 
     @property
     def words(self) -> str:
