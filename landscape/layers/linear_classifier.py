@@ -187,10 +187,7 @@ def with_linear_classifier(subject: Subject, pool: str, samples: str) -> Readout
     classes = subject.images.classes if subject.images is not None else targets.shape[1]
     targets = F.pad(targets, (0, max(0, classes - targets.shape[1])))
     classifier, penalty, _ = fit_with_best_penalty(x, targets, held_out(len(x)), "lbfgs")
-    converted = [
-        part.to(subject.device, subject.dtype)
-        for part in (classifier.mean, classifier.scale, classifier.weight, classifier.bias)
-    ]
+    converted = (part.to(subject.device, subject.dtype) for part in vars(classifier).values())
     forward = LinearReadout(subject.forward, layer, pool, Linear(*converted))
     words = f"linear classifier of {layer.name} ({pool}), fitted to {len(train)} training samples"
     return Readout(replace(subject, forward=forward), words, penalty, gradient(classifier, x, targets, penalty))
