@@ -99,8 +99,7 @@ class RunningSums:
             self.temperature_sums.append(np.stack([self._temperature(mean, half) for half in (True, False)]))
 
     def _of_samples(self, values: Tensor) -> np.ndarray:
-        means: np.ndarray = sample_means(values, self._targets).cpu().numpy()
-        return means
+        return np.asarray(sample_means(values, self._targets).cpu())
 
     def _temperature(self, logarithms: Tensor, half: bool) -> np.ndarray:
         fit, rows = TemperatureFit(), np.flatnonzero(self._in_fit == half).tolist()
@@ -153,8 +152,7 @@ def spread(values: np.ndarray) -> np.ndarray:
     if len(values) < 2:
         return np.full(values.shape[1], np.nan)
     with np.errstate(invalid="ignore"):
-        spread: np.ndarray = values.std(axis=0, ddof=1)
-    return spread
+        return np.asarray(values.std(axis=0, ddof=1))
 
 
 def uncertainty(data: Mapping[str, np.ndarray], done: np.ndarray) -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ from landscape.predictions.scores import (
 from landscape.predictions.temperature import INVERSE, MOMENTS, TemperatureFit, in_fit
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics import calibration as statistics
-from landscape.statistics.calibration import METRIC_NAMES, SampleScores
+from landscape.statistics.calibration import METRIC_NAMES
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 
@@ -243,7 +243,7 @@ class Ensemble(Probe):
 def _values(sums: RunningSums, kernels: Tensor, rows: int) -> dict[str, Any]:
     """What is stored of one mini-batch, once all members are added."""
     first = [sums.scores(subset) for subset in sums.subsets[0]]
-    totals = {subset: _total(sums.scores(subset)) for row in sums.subsets for subset in row}
+    totals = {subset: statistics.sums(sums.scores(subset)).sum(axis=0) for row in sums.subsets for subset in row}
     differing = sums.differing()
     m, _, samples = differing.shape
     values = {
@@ -257,7 +257,8 @@ def _values(sums: RunningSums, kernels: Tensor, rows: int) -> dict[str, Any]:
         **{name: padded(value, rows, min(1, value.ndim - 1)) for name, value in values.items()},  # after that of sizes
         "samples": samples, "held_out": sums.held_out,
         "order_sums": np.stack([[totals[subset] for subset in row] for row in sums.subsets]),
-        "member_sums": np.stack([_total(scores) for scores in sums.member_scores]), "differing": differing.sum(axis=2),
+        "member_sums": np.stack([statistics.sums(scores).sum(axis=0) for scores in sums.member_scores]),
+        "differing": differing.sum(axis=2),
         "temperature_sums": np.stack(sums.temperature_sums), "hsic": hsic(kernels, kernels).cpu().numpy(),
     }  # fmt: skip
 
@@ -270,11 +271,6 @@ def _scaled(data: Mapping[str, np.ndarray], done: np.ndarray) -> dict[str, np.nd
         rows.append([temperature.value, temperature.error, left.nll(1.0) / n, left.nll(temperature.value) / n])
     names = ("temperature", "temperature_se", "held_nll", "scaled_nll")
     return {**dict(zip(names, np.array(rows).T, strict=True)), "temperature_se.n": data["samples"][done].sum() - n}
-
-
-def _total(scores: SampleScores) -> np.ndarray:
-    total: np.ndarray = statistics.sums(scores).sum(axis=0)
-    return total
 
 
 @contextlib.contextmanager
