@@ -60,12 +60,12 @@ def hutch_plus_plus(
     rank = products // 3
     vectors = (signs(size, derived_seed(seed, k), device=device, dtype=dtype) for k in itertools.count())
     basis = _range(torch.stack(_images(operator, itertools.islice(vectors, rank)), dim=1))[0]  # (n, rank)
-    left = itertools.islice(vectors, products - rank - basis.shape[1])
-    caught, rest = _forms(operator, basis.T), _forms(operator, (v - basis @ (basis.T @ v) for v in left))
+    caught = basis.shape[1]
+    left = (v - basis @ (basis.T @ v) for v in itertools.islice(vectors, products - rank - caught))
     found = []
-    for inside, outside in zip(caught, rest, strict=True):
-        mean, error = mean_and_standard_error(outside)
-        found.append((sum(inside.tolist()) + mean, error))
+    for values in _forms(operator, itertools.chain(basis.T, left)):
+        mean, error = mean_and_standard_error(values[caught:])
+        found.append((sum(values[:caught].tolist()) + mean, error))
     return TraceEstimate(*found[0], products, *found[1])
 
 
