@@ -46,8 +46,8 @@ class Mutant:
 MUTANTS = (
     Mutant("run", "landscape/running/run.py", "if overwrite and path is not None:", "if False:",
            "--overwrite keeps the result"),
-    Mutant("run", "landscape/running/run.py", "measure(list(left.values()))",
-           "measure(list(pending))", "units that a stage measured are measured again"),
+    Mutant("run", "landscape/running/run.py", "left.pop(index) for index",
+           "left[index] for index", "units that a stage measured are measured again"),
     Mutant("run", "landscape/running/run.py", "Outcome(writer.group, total, len(units), writer.result())",
            "Outcome(writer.group, total, total, writer.result())", "kept units are reported as measured"),
     Mutant("run", "landscape/running/run.py", 'if batch_size is not None and "batch_size" not in probe.uses:',
