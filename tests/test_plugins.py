@@ -5,6 +5,8 @@ import site
 import subprocess
 import sys
 import venv
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +23,7 @@ from landscape.checkpoints.optimizer_state import optimizer_class
 from landscape.cli.main import exit_code
 from landscape.data import load_batches
 from landscape.plots import appearance
+from landscape.probe import Stage
 from landscape.probes import probe_class
 from landscape.results import reader
 from landscape.running.run import digest
@@ -65,6 +68,19 @@ def test_a_probe_of_ones_own_is_measured_stored_and_found_again(
     assert found["norm_se"].attrs["n"] == found.sizes["batch"]
     drawn = figure.page([found], appearance.looks([found]))
     assert any("95 % intervals" in text.get_text() for text in drawn.texts)  # what its bars are
+
+
+@dataclass(frozen=True)
+class Again(GradientNorm):
+    """One that asks for its first unit at every stage."""
+
+    def stage(self, data: Mapping[str, np.ndarray]) -> Stage:
+        return Stage([(0,)], {})
+
+
+def test_a_stage_that_names_what_is_done_is_refused() -> None:
+    with pytest.raises(ValueError, match="`stage` of gradient-norm names a unit that is done"):
+        landscape.measure(Again(), tanh_net(), out=None, quiet=True)
 
 
 def test_other_code_is_another_result_and_a_name_of_this_project_is_refused() -> None:

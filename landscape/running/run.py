@@ -287,6 +287,8 @@ def _by_stages(
     left = {unit.index: unit for unit in pending}
     step = probe.stage(arrays) if isinstance(probe, Stages) else None
     while step is not None and step.indices:
+        if not left.keys() >= set(step.indices):
+            raise ValueError(f"`stage` of {probe.name} names a unit that is done or not planned; give what is left")
         with contextlib.closing(measure([left.pop(index) for index in step.indices])) as results:
             for unit, values in results:
                 for name in plan.quantities:
